@@ -1,0 +1,34 @@
+"""Meshwright: automatic distributed training of foundation models.
+
+    import meshwright as mw
+
+    answer = mw.estimate("plan.yaml")
+
+`model`, `cluster` and `recipe` are packages too; import from them by `from meshwright.model.spec import ModelSpec`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+# First of all, so that no later import of one of their modules sets these names to the packages, over the functions.
+import meshwright.cluster
+import meshwright.model
+import meshwright.recipe
+from meshwright.errors import MeshwrightError
+from meshwright.version import __version__
+
+if TYPE_CHECKING:
+    from meshwright.api import check, cluster, estimate, model, parallelize, recipe
+
+__all__ = ["MeshwrightError", "__version__", "check", "cluster", "estimate", "model", "parallelize", "recipe"]
+
+del cluster, model, recipe
+
+
+def __getattr__(name: str) -> Any:
+    """The functions of `meshwright.api`, which is imported with the first of them: a command that needs none starts sooner."""
+    if name not in __all__:
+        raise AttributeError(f"module 'meshwright' has no attribute '{name}'")
+    from meshwright import api
+
+    globals().update({function: getattr(api, function) for function in __all__ if hasattr(api, function)})
+    return globals()[name]

@@ -1,0 +1,1 @@
+"""What is trained: layers, their parts and operators, without torch."""

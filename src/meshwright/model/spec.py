@@ -1,0 +1,183 @@
+"""ModelSpec: what is trained, as named layers with their parts and operators. Torch-free."""
+
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+
+from meshwright.document import Document, Record
+from meshwright.errors import did_you_mean
+from meshwright.explain import LAYER_PATTERN, WORD_PATTERN, misplaced
+from meshwright.model.operators import Attention, Dropout, Experts, Norm, Operator
+from meshwright.model.spans import MAX_LAYERS, SPAN_PATTERN, parse_span, span_names
+from meshwright.units import PositiveInt
+
+Span = Annotated[
+    str,
+    AfterValidator(lambda span: span if parse_span(span) else span),
+    WithJsonSchema({"type": "string", "pattern": SPAN_PATTERN, "examples": ["embed", "decoder.0-11"]}),
+]
+LayerName = Annotated[str, Field(pattern=LAYER_PATTERN)]
+
+
+class Part(Record):
+    """A piece of a layer that a plan may treat by itself: `attention`, `mlp`, `experts`."""
+
+    name: Annotated[str, Field(pattern=WORD_PATTERN)]
+    operators: tuple[Operator, ...]
+
+    @cached_property
+    def parameters(self) -> int:
+        """Trainable numbers."""
+        return sum(operator.parameters() for operator in self.operators)
+
+    @cached_property
+    def experts(self) -> Experts | None:
+        """Its routed experts, where it has any."""
+        return next((operator for operator in self.operators if isinstance(operator, Experts)), None)
+
+
+class LayerStack(Record):
+    """One layer, or a run of equal ones (`decoder.0-31`), as the document writes it."""
+
+    span: Span
+    modules: tuple[str, ...]
+    """Module paths that it covers; `{i}` stands for the layer's index."""
+    reads: tuple[LayerName, ...] = ()
+    """The layers whose output the first of the run takes; each later one takes the one before it."""
+    side: tuple[LayerName, ...] = ()
+    """Layers whose output every one of the run takes besides (a decoder's encoder)."""
+    stream: str = "tokens"
+    """Which sequence it works on; its length is the recipe's, or the model's own."""
+    output: PositiveInt
+    """Values it hands on, for each position of its stream."""
+    parts: tuple[Part, ...]
+
+    @cached_property
+    def parameters(self) -> int:
+        """Trainable numbers of one layer."""
+        return sum(part.parameters for part in self.parts)
+
+    @cached_property
+    def operators(self) -> tuple[Operator, ...]:
+        """All operators, in order."""
+        return tuple(operator for part in self.parts for operator in part.operators)
+
+
+class Layer(Record):
+    """One layer: the planning unit. Equal layers share one `stack`."""
+
+    name: LayerName
+    index: int | None
+    reads: tuple[LayerName, ...]
+    stack: LayerStack
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Module paths that it covers."""
+        return tuple(self.module_path(path) for path in self.stack.modules)
+
+    @property
+    def parameters(self) -> int:
+        """Trainable numbers."""
+        return self.stack.parameters
+
+    def module_path(self, template: str) -> str:
+        """A path with the layer's index put in: 'model.layers.{i}.mlp' → 'model.layers.7.mlp'."""
+        return template if self.index is None else template.replace("{i}", str(self.index))
+
+
+class Tie(Record):
+    """One parameter under several names. The first is the owner; the others are copies."""
+
+    name: str
+    owner: str
+    copies: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class Stream(Record):
+    """A sequence of positions that layers work on: tokens, audio frames, image patches."""
+
+    length: PositiveInt | None = None
+    """Positions per sample where the model fixes it; otherwise the recipe says it."""
+
+
+class ModelSpec(Document):
+    """A model as a planner sees it: layers in forward order, their graph, parts, operators and tied parameters."""
+
+    noun: ClassVar[str] = "model"
+    meshwright_model: Literal[1] = 1
+    name: str
+    family: str
+    source: str = ""
+    """Where the facts come from."""
+    streams: dict[str, Stream] = {"tokens": Stream()}
+    stacks: Annotated[tuple[LayerStack, ...], Field(min_length=1)]
+    """The layers in forward order, runs of equal ones folded."""
+    shared: tuple[str, ...] = ()
+    """Modules without parameters that every stage keeps (rotary tables)."""
+    ties: tuple[Tie, ...] = ()
+
+    @model_validator(mode="after")
+    def _graph_is_sound(self) -> "ModelSpec":
+        seen: set[str] = set()
+        for place, stack in enumerate(self.stacks):
+            if stack.stream not in self.streams:
+                hint = did_you_mean(stack.stream, self.streams)
+                raise misplaced(("stacks", place, "stream"), f"'{stack.stream}' is not named in streams; {hint}")
+            for read in (*stack.reads, *stack.side):
+                if read not in seen:
+                    raise misplaced(("stacks", place), f"layer '{stack.span}' reads '{read}', which is no layer before it")
+            names = span_names(stack.span)
+            if len(seen) + len(names) > MAX_LAYERS:
+                raise misplaced(("stacks", place, "span"), f"the model has more than {MAX_LAYERS:,} layers")
+            twice = next((name for name in names if name in seen), None)
+            if twice:
+                raise misplaced(("stacks", place, "span"), f"layer '{twice}' stands twice")
+            seen.update(names)
+        return self
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer, in forward order."""
+        return tuple(layer for stack in self.stacks for layer in _expand(stack))
+
+    @cached_property
+    def by_name(self) -> dict[str, Layer]:
+        """Layers by name."""
+        return {layer.name: layer for layer in self.layers}
+
+    @cached_property
+    def parameters(self) -> int:
+        """Trainable numbers; a tied parameter counts once."""
+        return sum(stack.parameters * len(span_names(stack.span)) for stack in self.stacks)
+
+    @property
+    def batch_statistics(self) -> bool:
+        """True where some norm takes statistics over the batch: the number of micro-batches then changes the model."""
+        return any(isinstance(op, Norm) and op.kind == "batch" for stack in self.stacks for op in stack.operators)
+
+    @property
+    def attention_dropout(self) -> float:
+        """The largest dropout probability on attention weights."""
+        found = [op for stack in self.stacks for op in stack.operators if isinstance(op, Dropout) and op.of == "attention"]
+        return max((op.probability for op in found), default=0.0)
+
+    def part_names(self, layer: str) -> tuple[str, ...]:
+        """Names of a layer's parts."""
+        return tuple(part.name for part in self.by_name[layer].stack.parts)
+
+    def attentions(self, layer: str) -> list[Attention]:
+        """The attention cores of a layer."""
+        return [op for op in self.by_name[layer].stack.operators if isinstance(op, Attention)]
+
+
+def _expand(stack: LayerStack) -> list[Layer]:
+    base, numbers = parse_span(stack.span)
+    if numbers is None:
+        return [Layer(name=base, index=None, reads=(*stack.reads, *stack.side), stack=stack)]
+    layers = []
+    for index in numbers:
+        before = stack.reads if index == numbers[0] else (f"{base}.{index - 1}",)
+        layers.append(Layer(name=f"{base}.{index}", index=index, reads=(*before, *stack.side), stack=stack))
+    return layers

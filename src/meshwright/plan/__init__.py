@@ -1,0 +1,1 @@
+"""The artefact: which device does what with which layer."""

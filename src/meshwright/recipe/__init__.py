@@ -1,0 +1,1 @@
+"""What is asked for: everything that changes convergence, or is a wish."""

@@ -1,0 +1,89 @@
+"""Recipe: what is asked for. Everything that changes convergence, or is a wish."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from meshwright.document import Document, Record
+from meshwright.units import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+Float = Literal["fp64", "fp32", "fp16", "bf16"]
+BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5}
+"""Bytes of one number."""
+
+
+class Precision(Record):
+    """Dtypes. Parameters are held and computed in `compute`; `master` is the optimizer's own copy, none where it has none."""
+
+    compute: Float = "bf16"
+    reduce: Float = "fp32"
+    """Gradients add up, and are reduced, in this."""
+    master: Float | None = "fp32"
+    matmul: Literal["fp8", "fp4"] | None = None
+    """A narrower dtype for matrix products alone."""
+
+
+class Optimizer(Record):
+    """The optimizer with its settings; `state` is the dtype of each of its moments."""
+
+    name: Literal["adamw", "sgd", "lion", "adafactor", "muon"] = "adamw"
+    learning_rate: PositiveFloat = 3e-4
+    betas: tuple[NonNegativeFloat, NonNegativeFloat] = (0.9, 0.95)
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    momentum: NonNegativeFloat = 0.0
+    state: Float = "fp32"
+
+    @property
+    def moments(self) -> int:
+        """State tensors of a parameter's size. Adafactor's factored moments count as none."""
+        return {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 0, "sgd": int(self.momentum > 0)}[self.name]
+
+
+class Lora(Record):
+    """Low-rank adapters on the linear operators whose path ends in one of `targets`."""
+
+    rank: PositiveInt
+    alpha: PositiveFloat = 16.0
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("q_proj", "v_proj")
+
+
+class Trainable(Record):
+    """Which parameters learn: all, all but `frozen` (spans of layers), or adapters alone."""
+
+    frozen: tuple[str, ...] = ()
+    lora: Lora | None = None
+
+
+class Loss(Record):
+    """The loss and how it is normalised: over the tokens of the whole global batch."""
+
+    kind: Literal["causal_lm", "masked_lm", "seq2seq", "classification"] = "causal_lm"
+    chunks: PositiveInt = 1
+    """Pieces of the sequence whose logits exist at one time."""
+
+
+class Recipe(Document):
+    """What is asked for: batch, sequence, precision, optimizer, trainable parts, loss."""
+
+    noun: ClassVar[str] = "recipe"
+    meshwright_recipe: Literal[1] = 1
+    global_batch: PositiveInt
+    """Samples per optimizer step."""
+    sequence: PositiveInt | dict[str, PositiveInt]
+    """Positions per sample, for each stream where they differ."""
+    precision: Precision = Precision()
+    optimizer: Optimizer = Optimizer()
+    clip_norm: PositiveFloat | None = 1.0
+    """Gradients are scaled down to this global norm; none: not clipped."""
+    trainable: Trainable = Trainable()
+    loss: Loss = Loss()
+    seed: NonNegativeInt = 0
+    micro_batches: PositiveInt | None = None
+    """Fixed where the model takes statistics over the batch; otherwise the plan's to choose."""
+
+    def length(self, stream: str, fixed: int | None = None) -> int | None:
+        """Positions per sample of a stream: the model's own where it fixes them, or this recipe's; none if neither says."""
+        if fixed is not None:
+            return fixed
+        return self.sequence.get(stream) if isinstance(self.sequence, dict) else self.sequence

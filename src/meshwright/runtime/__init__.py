@@ -1,0 +1,1 @@
+"""Doing: a plan applied to a module, over many processes."""

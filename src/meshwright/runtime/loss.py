@@ -1,0 +1,63 @@
+"""The loss: cross entropy of the next token, in float32 or wider, on logits that may be cut over the vocabulary."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from meshwright.runtime.mesh import Peers
+
+IGNORED = -100
+"""The label of a token that does not count."""
+
+
+def next_token_labels(labels: Tensor) -> Tensor:
+    """[samples, length] → the same shape: each position's label is the token after it; the last has none."""
+    return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+
+
+def count_tokens(labels: Tensor) -> int:
+    """How many tokens of `next_token_labels` count."""
+    return int((next_token_labels(labels) != IGNORED).sum())
+
+
+def next_token_loss(logits: Tensor, labels: Tensor, vocabulary: Peers | None = None) -> Tensor:
+    """Summed cross entropy.
+
+    `logits` [samples, length, vocabulary or this rank's slice of it], `labels` [samples, length], not shifted. Divide by
+    `count_tokens` of the whole global batch.
+    """
+    targets = next_token_labels(labels).flatten()
+    wide = logits.flatten(0, 1)
+    wide = wide if wide.dtype == torch.float64 else wide.float()
+    if vocabulary is None:
+        return functional.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
+    return _SplitCrossEntropy.apply(wide, targets, vocabulary)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class _SplitCrossEntropy(torch.autograd.Function):
+    """Cross entropy on logits [tokens, slice]: three small all-reduces (largest, sum of exponentials, target's logit)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, peers: Peers) -> Tensor:
+        rows = logits.shape[1]
+        largest = peers.all_reduce(logits.max(dim=1).values, dist.ReduceOp.MAX)
+        exponentials = (logits - largest[:, None]).exp()
+        total = peers.all_reduce(exponentials.sum(dim=1))
+        local = targets - peers.place * rows
+        mine = (local >= 0) & (local < rows)
+        local = local.masked_fill(~mine, 0)
+        picked = logits.gather(1, local[:, None])[:, 0].masked_fill(~mine, 0)
+        losses = total.log() + largest - peers.all_reduce(picked)
+        counts = targets != IGNORED
+        ctx.save_for_backward(exponentials.div_(total[:, None]), local, mine, counts)
+        return losses.masked_fill(~counts, 0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        probabilities, local, mine, counts = ctx.saved_tensors
+        gradient = probabilities.clone()
+        gradient.scatter_add_(1, local[:, None], -mine[:, None].to(gradient.dtype))
+        return gradient * (counts[:, None] * gradients[0]), None, None

@@ -1,0 +1,153 @@
+"""`parallelize`: an untouched module and a plan → a model that trains over many processes as one would.
+
+In order: cut what tensor parallelism splits; let layers hand activations over where they divide the samples differently; draw
+dropout from a counter; shard what a state shards (FSDP2); note how every parameter lies.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from meshwright.cluster.spec import Cluster
+from meshwright.errors import PlanError
+from meshwright.plan.resolve import plan_inputs
+from meshwright.plan.rules import check_plan
+from meshwright.plan.spec import Placed, Plan
+from meshwright.recipe.spec import Recipe
+from meshwright.runtime.mesh import ProcessGroups
+from meshwright.runtime.owners import parameter_owners
+from meshwright.runtime.parallel_model import ParallelModel
+from meshwright.runtime.place import Place
+from meshwright.runtime.randomness import Counter, install_dropout
+from meshwright.runtime.redistribute import Move, moved
+from meshwright.runtime.shard import Cut, Layout
+from meshwright.runtime.split import split_layer
+
+
+def parallelize(
+    module: nn.Module,
+    plan: Plan,
+    *,
+    model: Any = None,
+    cluster: str | Path | Cluster | None = None,
+    recipe: str | Path | Recipe | None = None,
+) -> ParallelModel:
+    """Make a module train under a plan, on the ranks of torch.distributed's default process group.
+
+    `module` holds the whole model, equal on every rank; it is changed in place: afterwards it holds this rank's part. `model`
+    says what it is where `module.config` does not. Raises PlanError where the runtime cannot run the plan, or the module is
+    not the plan's model.
+    """
+    inputs = plan_inputs(plan, model=model or getattr(module, "config", None), cluster=cluster, recipe=recipe)
+    problems = [problem for problem in check_plan(inputs, "runtime") if problem.severity == "error"]
+    if problems:
+        raise PlanError("the runtime cannot run this plan:\n" + "\n".join(str(problem) for problem in problems))
+    owners = parameter_owners(module, inputs.model)
+    place = Place(inputs, ProcessGroups(plan))
+    counter = Counter(inputs.recipe.seed)
+    cuts = _split(module, place)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    _hand_over(module, place)
+    _draw_dropout(module, place, counter)
+    layouts = _layouts(place, owners, {names[id(parameter)]: cut for parameter, cut in cuts})
+    return ParallelModel(module, place, layouts, _shard(module, place), counter)
+
+
+def _split(module: nn.Module, place: Place) -> list[tuple[nn.Parameter, Cut]]:
+    """Cut what tensor parallelism splits; a tied parameter once."""
+    replaced: dict[int, tuple[nn.Parameter, nn.Parameter, Cut]] = {}
+    for placed in place.placed:
+        peers = place.peers(placed, "tensor")
+        for found in split_layer(module, place.layer(placed), peers) if peers else ():
+            old: nn.Parameter = getattr(found.module, found.attribute)
+            if id(old) not in replaced:
+                part = found.cut.take(old.detach(), f"{found.path}.{found.attribute}")
+                replaced[id(old)] = (old, nn.Parameter(part, requires_grad=old.requires_grad), found.cut)
+            setattr(found.module, found.attribute, replaced[id(old)][1])
+    return [(new, cut) for _, new, cut in replaced.values()]
+
+
+def _hand_over(module: nn.Module, place: Place) -> None:
+    """Move a layer's inputs to its own division of the samples, where the layer before it has another."""
+    first = place.placed[0]
+    for before, placed in zip(place.placed, place.placed[1:], strict=False):
+        stream = Move(place.group, before.row, placed.row, place.processes)
+        side = Move(place.group, first.row, placed.row, place.processes)
+        if stream.peers is None and side.peers is None:
+            continue
+        entrance = module.get_submodule(place.layer(placed).modules[0])
+        entrance.register_forward_pre_hook(_mover(place, before, stream, side), with_kwargs=True, prepend=True)
+
+
+def _mover(place: Place, before: Placed, stream: Move, side: Move) -> Any:
+    """The first argument comes from the layer before; all others (masks, positions) come from the model's own inputs."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        samples, held = place.micro_batch, place.held(before)[1]
+        given = place.held(place.placed[0])[1]
+        rest = tuple(moved(value, side, samples, given) for value in args[1:])
+        named = {name: moved(value, side, samples, given) for name, value in kwargs.items()}
+        return (moved(args[0], stream, samples, held), *rest), named
+
+    return hook
+
+
+def _draw_dropout(module: nn.Module, place: Place, counter: Counter) -> None:
+    for placed in place.placed:
+        for path in place.layer(placed).modules:
+            for name, inner in module.get_submodule(path).named_modules(prefix=path):
+                if isinstance(inner, nn.Dropout):
+                    install_dropout(inner, name, counter, partial(place.first_sample, placed))
+
+
+def _shard(module: nn.Module, place: Place) -> list[FSDPModule]:
+    """FSDP2 over each layer's shard group. Layers that share a parameter are gathered and reduced as one."""
+    sharded: list[FSDPModule] = []
+    for together in _with_ties(place):
+        placed = together[-1]
+        peers = place.peers(placed, "shard")
+        if peers is None:
+            continue
+        modules = [module.get_submodule(path) for each in together for path in place.layer(each).modules]
+        modules = [each for each in modules if any(True for _ in each.parameters())]
+        last = placed is place.placed[-1]
+        mesh = place.processes.mesh(peers, next(module.parameters()).device.type)
+        fully_shard(modules, mesh=mesh, reshard_after_forward=not last)
+        for each in modules[:1]:
+            assert isinstance(each, FSDPModule)
+            # One loss for all ranks: gradients add up. A mean's factor needs PREMUL_SUM, which gloo lacks.
+            each.set_force_sum_reduction_for_comms(True)
+            each.set_gradient_divide_factor(1.0)
+            sharded.append(each)
+    if sharded:
+        # A root of its own without parameters: FSDP2 wants one above a unit of several modules.
+        fully_shard(module, mesh=mesh, ignored_params=set(module.parameters()))
+    return sharded
+
+
+def _with_ties(place: Place) -> list[list[Placed]]:
+    """The layers, those that share a parameter together."""
+    model = place.inputs.model
+    layer_of = {path: layer.name for layer in model.layers for path in layer.modules}
+    joined: dict[str, str] = {}
+    for tie in model.ties:
+        owner = layer_of[tie.owner.rpartition(".")[0]]
+        joined |= {layer_of[copy.rpartition(".")[0]]: owner for copy in tie.copies}
+    found: dict[str, list[Placed]] = {}
+    for placed in place.placed:
+        found.setdefault(joined.get(placed.layer, placed.layer), []).append(placed)
+    return list(found.values())
+
+
+def _layouts(place: Place, owners: dict[str, str], cuts: dict[str, Cut]) -> dict[str, Layout]:
+    by_layer = {placed.layer: placed for placed in place.placed}
+    layouts = {}
+    for name, owner in owners.items():
+        placed, cut = by_layer[owner], cuts.get(name)
+        shard, replica = place.peers(placed, "shard"), place.peers(placed, "replica")
+        slices = (cut.peers.size if cut else 1) * (shard.size if shard else 1)
+        layouts[name] = Layout(name, owner, cut, shard, replica, place.group.size // slices)
+    return layouts

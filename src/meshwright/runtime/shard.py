@@ -1,0 +1,67 @@
+"""Which slice of each parameter a rank holds, and the way back to the whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meshwright.errors import PlanError
+from meshwright.runtime.mesh import Peers
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A parameter cut along one dim into as many slices as the group has ranks; fused segments are each cut by themselves."""
+
+    dim: int
+    peers: Peers
+    segments: tuple[int, ...] = ()
+    """Widths of what is fused along the dim; empty: one segment."""
+
+    def take(self, whole: Tensor, name: str) -> Tensor:
+        """This rank's slice, a new tensor. Raises PlanError where it does not divide."""
+        ways = self.peers.size
+        segments = self.segments or (whole.shape[self.dim],)
+        uneven = next((width for width in segments if width % ways), None)
+        if uneven is not None:
+            raise PlanError(f"{name}: {uneven} does not divide by tp {ways}; take a tp that divides it")
+        pieces = [segment.chunk(ways, self.dim)[self.peers.place] for segment in torch.split(whole, list(segments), self.dim)]
+        return torch.cat(pieces, self.dim).contiguous()
+
+    def assemble(self, slices: Sequence[Tensor]) -> Tensor:
+        """The whole, from every rank's slice in mesh order."""
+        ways = self.peers.size
+        segments = [width // ways for width in self.segments] or [slices[0].shape[self.dim]]
+        split = [torch.split(piece, segments, self.dim) for piece in slices]
+        whole = [torch.cat([piece[number] for piece in split], self.dim) for number in range(len(segments))]
+        return torch.cat(whole, self.dim)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one parameter lies over the ranks of its layer."""
+
+    name: str
+    layer: str
+    cut: Cut | None
+    """Tensor parallelism's slice."""
+    shard: Peers | None
+    """The group over which FSDP shards what the cut leaves."""
+    replica: Peers | None
+    """The group that holds the same slice, and sums its gradient at the end of a step."""
+    copies: int
+    """Ranks that hold each number: what the norm divides by."""
+
+    def whole(self, local: Tensor) -> Tensor:
+        """The full parameter (or gradient), from this rank's part. Every rank of the layer must call it."""
+        full_tensor = getattr(local, "full_tensor", None)
+        piece = full_tensor() if full_tensor is not None else local
+        piece = piece.detach()
+        return piece.clone() if self.cut is None else self.cut.assemble(self.cut.peers.all_gather(piece))
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What of a tensor this rank's memory holds."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local is not None else tensor

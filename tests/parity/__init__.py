@@ -1,0 +1,1 @@
+"""Many processes against one."""
