@@ -7,12 +7,9 @@
 `model`, `cluster` and `recipe` are packages too; import from them by `from meshwright.model.spec import ModelSpec`.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# First of all, so that no later import of one of their modules sets these names to the packages, over the functions.
-import meshwright.cluster
-import meshwright.model
-import meshwright.recipe
 from meshwright.errors import MeshwrightError
 from meshwright.version import __version__
 
@@ -21,14 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["MeshwrightError", "__version__", "check", "cluster", "estimate", "model", "parallelize", "recipe"]
 
-del cluster, model, recipe
+# First of all, so that no later import of one of their modules sets these names to the packages, over the functions.
+for _package in ("cluster", "model", "recipe"):
+    import_module(f"meshwright.{_package}")
+    del globals()[_package]
 
 
 def __getattr__(name: str) -> Any:
-    """The functions of `meshwright.api`, which is imported with the first of them: a command that needs none starts sooner."""
+    """The functions of `meshwright.api`, imported with the first of them: a command that needs none starts sooner."""
     if name not in __all__:
         raise AttributeError(f"module 'meshwright' has no attribute '{name}'")
     from meshwright import api
 
     globals().update({function: getattr(api, function) for function in __all__ if hasattr(api, function)})
     return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

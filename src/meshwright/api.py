@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from meshwright.cost.estimate import Estimate
-    from meshwright.runtime.parallelize import ParallelModel
+    from meshwright.runtime.parallel_model import ParallelModel
 
 
 def model(what: Any) -> ModelSpec:
@@ -42,8 +42,8 @@ def recipe(what: str | Path | Recipe | None = None, **fields: Any) -> Recipe:
 def check(plan: Plan | str | Path, *, scope: Scope = "meaning", **inputs: Any) -> list[Problem]:
     """What is wrong with a plan by the rules of a scope; empty where nothing is.
 
-    `inputs` are `model`, `cluster` and `recipe`, where they are not the ones that the plan names. Whether it fits in memory
-    is `estimate`'s matter. Raises UnknownNameError, DocumentError.
+    `inputs` are `model`, `cluster` and `recipe`, where they are not the ones that the plan names. Whether it fits in
+    memory is `estimate`'s matter. Raises UnknownNameError, DocumentError.
     """
     return check_plan(_inputs(plan, inputs), scope)
 

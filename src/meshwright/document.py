@@ -45,7 +45,7 @@ class Document(Record):
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits over the whole content, names and defaults included: equal contents, equal fingerprints."""
+        """16 hexadecimal digits over all content, names and defaults included: equal contents, equal fingerprints."""
         content = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

@@ -1,6 +1,5 @@
 """What a user can get wrong, and the words that we have for it."""
 
-import difflib
 from collections.abc import Iterable
 
 _LONGEST = 80  # letters of a word that are compared
@@ -8,8 +7,7 @@ _MOST = 20  # words that a message lists
 
 
 class MeshwrightError(Exception):
-    """Base of every error that a user can fix. Its text is one clear message; the command line prints it and exits with 2."""
-
+    """Base of every error that a user can fix. Its text is one clear message; the command line exits with 2."""
 
     def __str__(self) -> str:
         return "\n".join(map(printable, super().__str__().split("\n")))
@@ -40,6 +38,8 @@ class MissingExtraError(MeshwrightError):
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known words that look most like `word`, best first; empty where none comes near."""
+    import difflib  # here, since most commands never need it
+
     by_folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold()[:_LONGEST], by_folded, n=count, cutoff=0.5)
     return [by_folded[match] for match in close]

@@ -18,7 +18,7 @@ Place = tuple[str | int, ...]
 
 
 class _Fault(NamedTuple):
-    """One error: where in the data, which of a union's kinds it speaks of (and where that union is), and what it says."""
+    """One error: where in the data, which of a union's kinds it speaks of and where that union is, what it says."""
 
     place: Place
     union: Place | None

@@ -99,38 +99,41 @@ Seconds = Annotated[float, *_quantity(parse_seconds, _TIMES, 0, 1e9)]
 Rate = Annotated[float, *_quantity(parse_rate, _units("FLOP/s"), 1, 1e30)]
 
 
-def _pick(value: float, steps: tuple[tuple[float, str], ...], digits: int) -> str:
-    for scale, name in steps:
-        if abs(value) >= scale:
-            return (
-                f"{value / scale:.{digits}g} {name}"
-                if abs(value / scale) < 10**digits
-                else f"{value / scale:,.0f} {name}"
-            )
+def _show(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    """Three digits, in the smallest unit that keeps them under one of the next; `steps` begin with the largest."""
     scale, name = steps[-1]
-    return f"{value / scale:.{digits}g} {name}"
+    for wider, wider_name in steps[-2::-1]:
+        if abs(_rounded(value / scale)) < wider / scale:
+            break
+        scale, name = wider, wider_name
+    number = _rounded(value / scale)
+    return f"{number:.3g} {name}" if abs(number) < 1000 else f"{number:,.0f} {name}"
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.3g}" if abs(number) < 1000 else f"{number:.0f}")
 
 
 def show_bytes(value: float) -> str:
     """1610612736 → '1.5 GiB'."""
-    return _pick(value, ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")), 3)
+    return _show(value, ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")))
 
 
 def show_seconds(value: float) -> str:
     """0.00123 → '1.23 ms'."""
-    return _pick(value, ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")), 3)
+    return _show(value, ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
 
 
 def show_count(value: float) -> str:
     """8030261248 → '8.03 B'; the counts of parameters, tokens and FLOPs."""
-    return _pick(value, ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1, "")), 3).strip()
+    return _show(value, ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"), (1, ""))).strip()
 
 
 def show_rate(value: float) -> str:
     """4.5e11 → '450 GB/s'."""
-    return _pick(value, ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1, "B/s")), 3)
+    return _show(value, ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1, "B/s")))
 
 
 def show_flops(value: float) -> str:
     """9.89e14 → '989 TFLOP/s'."""
-    return _pick(value, ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1, "FLOP/s")), 3)
+    return _show(value, ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1, "FLOP/s")))

@@ -1,7 +1,7 @@
 """YAML text to plain data and back: the part of YAML 1.2 that our documents use.
 
-`on`, `yes` and `1:30` are words, `1e9` is a number. A key twice, an alias, a tag of one's own, or nesting without end is an
-error that names the line.
+`on`, `yes` and `1:30` are words, `1e9` is a number. A key twice, an alias, a tag of one's own, or nesting without end
+is an error that names the line.
 """
 
 import json

@@ -24,14 +24,13 @@ ROLES: dict[str, Case] = {
     "zero3 and tp": Case(uniform(node="dp/zero3", gpu="tp"), SQUARE),
     "tp outside, zero3 inside": Case(uniform(node="tp", gpu="dp/zero3"), SQUARE),
     "zero3 reduced once": Case(uniform(all="dp/zero3"), FLAT, execution={"sync": "last"}),
+    "zero3 and tp, padded": Case(uniform(node="dp/zero3", gpu="tp"), SQUARE, padded=True),
     "small buckets": Case(uniform(all="dp"), FLAT, execution={"bucket_mib": 0.01}),
 }
 """One pair of roles for all layers."""
 
 MIXED: dict[str, Case] = {
-    "tp 4, then tp 2 with zero3": Case(
-        {"embed": _TP, "decoder.0-1": _TP, "decoder.2-3": _BOTH, "head": _TP}, SQUARE
-    ),
+    "tp 4, then tp 2 with zero3": Case({"embed": _TP, "decoder.0-1": _TP, "decoder.2-3": _BOTH, "head": _TP}, SQUARE),
     "zero3, then tp 4": Case(
         {
             "embed": {"node": "dp/zero3", "gpu": "dp/zero3"},

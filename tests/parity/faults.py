@@ -34,7 +34,7 @@ def doubled_gradient() -> Iterator[None]:
         gradients.sum_replicas(module, layouts, bucket_mib)
         for name, layout in layouts.items():
             gradient = module.get_parameter(name).grad
-            if layout.layer == "decoder.1" and gradient is not None:
+            if layout.unit == "decoder.1" and gradient is not None:
                 local_part(gradient).mul_(2)
 
     with mock.patch.object(parallel_model, "sum_replicas", twice):
@@ -46,7 +46,7 @@ def missing_gradient_reduction() -> Iterator[None]:
     """Replicas keep their own gradients."""
     from meshwright.runtime import parallel_model
 
-    with mock.patch.object(parallel_model, "sum_replicas", lambda *_: None):
+    with mock.patch.object(parallel_model, "sum_replicas", return_value=None):
         yield
 
 
@@ -73,7 +73,7 @@ def same_dropout_everywhere() -> Iterator[None]:
     """Every rank draws the mask of the first samples."""
     from meshwright.runtime.place import Place
 
-    with mock.patch.object(Place, "first_sample", lambda *_: 0):
+    with mock.patch.object(Place, "first_sample", return_value=0):
         yield
 
 
@@ -82,7 +82,7 @@ def mean_over_the_shard_group() -> Iterator[None]:
     """FSDP2's own way: gradients averaged over the group, where one loss of all ranks wants the sum."""
     from torch.distributed.fsdp import FSDPModule
 
-    with mock.patch.object(FSDPModule, "set_gradient_divide_factor", lambda *_: None):
+    with mock.patch.object(FSDPModule, "set_gradient_divide_factor", return_value=None):
         yield
 
 

@@ -1,9 +1,9 @@
 """The proof that every role must pass: many processes under a plan against one process that knows nothing of plans.
 
-The one process is a plain module, a plain loop, torch's own loss, AdamW and clipping. Both see the same micro-batches, with
-unequal numbers of tokens that count. In float64, where real faults cannot hide in rounding, losses, every gradient and every
-parameter after three steps agree to 1e-9 of the tensor's largest value. In float32 gradients agree to 2e-5, and parameters to
-three times what the one process differs by between two orders of summation.
+The one process is a plain module, a plain loop, torch's own loss, AdamW and clipping. Both see the same
+micro-batches, with unequal numbers of tokens that count. In float64, where real faults cannot hide in rounding, losses,
+every gradient and every parameter after three steps agree to 1e-9 of the tensor's largest value. In float32 gradients
+agree to 2e-5, and parameters to three times what the one process differs by between two orders of summation.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import meshwright as mw
-import meshwright.runtime.parallelize  # noqa: F401  before the fork, so that workers need not
+import meshwright.runtime.parallelize
 from meshwright.plan.spec import Group, ModelRef, Plan
 from meshwright.runtime.precision import kept
 from meshwright.runtime.randomness import Counter, install_dropout
@@ -43,6 +43,8 @@ class Case:
     dtype: torch.dtype = torch.float64
     dropout: float = 0.0
     tied: bool = False
+    padded: bool = False
+    """Samples of unequal length, with an attention mask."""
     execution: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -93,7 +95,7 @@ def build(case: Case) -> nn.Module:
     return GPT2LMHeadModel(config).to(case.dtype).train()
 
 
-def batches() -> list[dict[str, Tensor]]:
+def batches(case: Case) -> list[dict[str, Tensor]]:
     """STEPS global batches; about a quarter of the tokens do not count, unevenly over the samples."""
     generator = torch.Generator().manual_seed(SEED)
     made = []
@@ -101,7 +103,15 @@ def batches() -> list[dict[str, Tensor]]:
         ids = torch.randint(0, 64, (SAMPLES, LENGTH), generator=generator)
         chance = torch.linspace(0.0, 0.5, SAMPLES)[:, None]
         dropped = torch.rand(SAMPLES, LENGTH, generator=generator) < chance
-        made.append({"input_ids": ids, "labels": ids.masked_fill(dropped, -100)})
+        batch = {"input_ids": ids, "labels": ids.masked_fill(dropped, -100)}
+        if case.padded:
+            real = torch.arange(LENGTH) < LENGTH - torch.arange(SAMPLES)[:, None]
+            batch = {
+                "input_ids": ids,
+                "labels": batch["labels"].masked_fill(~real, -100),
+                "attention_mask": real.long(),
+            }
+        made.append(batch)
     return made
 
 
@@ -154,7 +164,9 @@ class SplitProducts(TorchFunctionMode):
 
 
 def one_process(case: Case, *, backwards: bool = False, pieces: int = 1) -> Outcome:
-    """The reference. `backwards` (samples in the opposite order) and `pieces` change nothing but orders of summation."""
+    """The reference. `backwards` (samples in the opposite order) and `pieces` change nothing but orders of
+    summation.
+    """
     with SplitProducts(pieces) if pieces > 1 else nullcontext():
         return _one_process(case, backwards)
 
@@ -167,7 +179,7 @@ def _one_process(case: Case, backwards: bool) -> Outcome:
             install_dropout(inner, name, counter, lambda: 0)
     optimizer = optimizer_of(list(module.parameters()))
     losses, norms, gradients = [], [], {}
-    for step, batch in enumerate(batches()):
+    for step, batch in enumerate(batches(case)):
         counter.step = step
         losses.append(_plain_step(module, batch, case, counter, backwards))
         if step == 0:
@@ -184,11 +196,12 @@ def _plain_step(module: nn.Module, batch: dict[str, Tensor], case: Case, counter
     for first in range(0, SAMPLES, size):
         counter.first_sample = first
         taken = slice(first, first + size)
-        ids, targets = batch["input_ids"][taken], labels[taken]
+        inputs = {name: tensor[taken] for name, tensor in batch.items() if name != "labels"}
+        targets = labels[taken]
         if backwards:
-            ids, targets = ids.flip(0), targets.flip(0)
+            inputs, targets = {name: tensor.flip(0) for name, tensor in inputs.items()}, targets.flip(0)
         with kept(case.dtype):
-            logits = module(input_ids=ids, use_cache=False).logits
+            logits = module(**inputs, use_cache=False).logits
             loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
             loss = loss / (labels != -100).sum()
             loss.backward()
@@ -203,7 +216,7 @@ def many_processes(case: Case, fault: Fault = nullcontext) -> Outcome:
         parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
         optimizer = optimizer_of(parallel.parameters())
         losses, norms, gradients = [], [], {}
-        for step, batch in enumerate(batches()):
+        for step, batch in enumerate(batches(case)):
             losses.append(float(parallel.forward_backward(batch)))
             if step == 0:
                 gradients = {name: parallel.full_gradient(name) for name in parallel.layouts}

@@ -17,7 +17,9 @@ def test_many_processes_equal_one_in_float64(pool: WorkerPool, case: Case) -> No
     assert all(verdict.holds for verdict in verdicts), "\n".join(map(str, verdicts))
 
 
-@pytest.mark.parametrize("name", ["llama: tp 4, then tp 2 with zero3", "gpt2 tied with dropout: zero3 and tp", "llama: dp"])
+@pytest.mark.parametrize(
+    "name", ["llama: tp 4, then tp 2 with zero3", "gpt2 tied with dropout: zero3 and tp", "llama: dp"]
+)
 def test_many_processes_equal_one_in_float32(pool: WorkerPool, name: str) -> None:
     verdicts = prove(pool, in_float32(replace(CASES[name], dropout=0.0)))
     assert all(verdict.holds for verdict in verdicts), "\n".join(map(str, verdicts))

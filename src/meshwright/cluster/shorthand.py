@@ -1,8 +1,10 @@
-"""Clusters in short: `8xh100`, `4x8xa100-80gb`, `2x8xa100-80gb+4x8xv100`, `cpu:4`, `cpu:4/2` (four processes on two cores)."""
+"""Clusters in short: `8xh100`, `4x8xa100-80gb`, `2x8xa100-80gb+4x8xv100`, `cpu:4`, `cpu:4/2` (four processes on two
+cores).
+"""
 
 import re
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from meshwright.cluster.spec import MAX_DEVICES, MAX_POOLS, Across, Cluster, Device, Level, Link, Pool
@@ -18,7 +20,7 @@ BETWEEN_POOLS = "ethernet-100"
 @cache
 def facts(table: str) -> dict[str, Any]:
     """A table of the catalogue (`devices`, `links`, `nodes`) as plain data."""
-    file = files("meshwright.cluster") / "catalog" / f"{table}.yaml"
+    file = Path(__file__).parent / "catalog" / f"{table}.yaml"
     data, _ = load(file.read_text(encoding="utf-8"), f"{table}.yaml")
     return dict(data)
 
@@ -54,7 +56,9 @@ def parse_cluster(text: str) -> Cluster:
 def _parse_pool(term: str, text: str) -> Pool:
     match = _POOL.fullmatch(term.strip())
     if match is None:
-        raise UnknownNameError(f"'{text[:80]}' is no cluster; write '8xh100', '4x8xa100-80gb' (nodes x devices x kind) or 'cpu:4'")
+        raise UnknownNameError(
+            f"'{text[:80]}' is no cluster; write '8xh100', '4x8xa100-80gb' (nodes x devices x kind) or 'cpu:4'"
+        )
     nodes, devices, kind = int(match.group(1) or 1), int(match.group(2)), match.group(3)
     known = facts("nodes")
     if kind not in known:

@@ -20,7 +20,7 @@ Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 class Device(Record):
     """One accelerator, or one CPU process, by its public figures."""
 
-    memory: Bytes
+    memory: Annotated[Bytes, Field(gt=0)]
     memory_bandwidth: Bandwidth
     """Bytes per second to its own memory."""
     peak: dict[Dtype, Rate]
@@ -151,7 +151,9 @@ class Cluster(Document):
         return self.devices[self.pool_of(rank).device]
 
     def route(self, ranks: "list[int] | tuple[int, ...]") -> Route:
-        """The slowest way that these devices must cross to talk: the level at which they all meet, or the link between pools."""
+        """The slowest way that these devices must cross to talk: the level at which they all meet, or the link
+        between pools.
+        """
         pools = {self.pool_of(rank).name for rank in ranks}
         if len(pools) > 1:
             ways = [way for way in self.across if set(way.between) <= pools]

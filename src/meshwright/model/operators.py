@@ -1,8 +1,8 @@
-"""The operators that layers are made of. Each knows its parameters and its matrix FLOPs; what an implementation keeps and
-moves is a matter of kernel sets (`cost/kernels`).
+"""The operators that layers are made of. Each knows its parameters and its matrix FLOPs; what an implementation keeps
+and moves is a matter of kernel sets (`cost/kernels`).
 
-An operator works on `samples` x `length` positions of its layer's stream, unless it says how many positions a sample has.
-`{i}` in a path stands for the layer's index in its container.
+An operator works on `samples` x `length` positions of its layer's stream, unless it says how many positions a sample
+has. `{i}` in a path stands for the layer's index in its container.
 """
 
 import math
@@ -29,7 +29,9 @@ class Work(NamedTuple):
 
 class _Operator(Record):
     path: str = ""
-    """Where its parameters live: the module's path in the model; `{i}` is the layer's index. Empty where it has none."""
+    """Where its parameters live: the module's path in the model; `{i}` is the layer's index. Empty where it has
+    none.
+    """
 
     @model_serializer(mode="wrap")
     def _say_which(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -83,7 +85,9 @@ class Embedding(_Operator):
 
 
 class Norm(_Operator):
-    """Normalisation over the width (`rms`, `layer`), or over the batch (`batch`), whose statistics span the micro-batch."""
+    """Normalisation over the width (`rms`, `layer`), or over the batch (`batch`), whose statistics span the
+    micro-batch.
+    """
 
     op: Literal["norm"] = "norm"
     kind: Literal["rms", "layer", "batch", "group"]
@@ -120,7 +124,9 @@ class Attention(_Operator):
         return self.heads if self.sinks else 0
 
     def flops(self, work: Work) -> float:
-        """2 · positions · context · heads · (head_dim + value_dim): the full square; the causal half is a separate matter."""
+        """2 · positions · context · heads · (head_dim + value_dim): the full square; the causal half is a separate
+        matter.
+        """
         context = min(work.context, self.window) if self.window else work.context
         return 2.0 * work.positions * context * self.heads * (self.head_dim + (self.value_dim or self.head_dim))
 

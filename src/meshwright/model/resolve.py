@@ -1,7 +1,6 @@
 """A model from its name, file, folder or configuration."""
 
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,15 @@ from meshwright.model.hf_config import from_config, read_config
 from meshwright.model.spec import ModelSpec
 from meshwright.yaml12 import load
 
-CATALOG = files("meshwright.model") / "catalog"
+CATALOG = Path(__file__).parent / "catalog"
 
 
 @cache
 def catalog_names() -> tuple[str, ...]:
     """The models that are known by name."""
-    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in CATALOG.iterdir() if entry.name.endswith(".yaml")))
+    return tuple(
+        sorted(entry.name.removesuffix(".yaml") for entry in CATALOG.iterdir() if entry.name.endswith(".yaml"))
+    )
 
 
 def from_catalog(name: str) -> ModelSpec:

@@ -25,6 +25,12 @@ def parse_span(span: str) -> tuple[str, range | None]:
     return base, numbers
 
 
+def checked_span(span: str) -> str:
+    """The span itself. Raises ValueError where it is none."""
+    parse_span(span)
+    return span
+
+
 def span_names(span: str) -> list[str]:
     """'decoder.0-2' → ['decoder.0', 'decoder.1', 'decoder.2']."""
     base, numbers = parse_span(span)

@@ -9,12 +9,12 @@ from meshwright.document import Document, Record
 from meshwright.errors import did_you_mean
 from meshwright.explain import LAYER_PATTERN, WORD_PATTERN, misplaced
 from meshwright.model.operators import Attention, Dropout, Experts, Norm, Operator
-from meshwright.model.spans import MAX_LAYERS, SPAN_PATTERN, parse_span, span_names
+from meshwright.model.spans import MAX_LAYERS, SPAN_PATTERN, checked_span, parse_span, span_names
 from meshwright.units import PositiveInt
 
 Span = Annotated[
     str,
-    AfterValidator(lambda span: span if parse_span(span) else span),
+    AfterValidator(checked_span),
     WithJsonSchema({"type": "string", "pattern": SPAN_PATTERN, "examples": ["embed", "decoder.0-11"]}),
 ]
 LayerName = Annotated[str, Field(pattern=LAYER_PATTERN)]
@@ -111,7 +111,7 @@ class ModelSpec(Document):
     family: str
     source: str = ""
     """Where the facts come from."""
-    streams: dict[str, Stream] = {"tokens": Stream()}
+    streams: dict[str, Stream] = Field(default={"tokens": Stream()})
     stacks: Annotated[tuple[LayerStack, ...], Field(min_length=1)]
     """The layers in forward order, runs of equal ones folded."""
     shared: tuple[str, ...] = ()
@@ -127,7 +127,9 @@ class ModelSpec(Document):
                 raise misplaced(("stacks", place, "stream"), f"'{stack.stream}' is not named in streams; {hint}")
             for read in (*stack.reads, *stack.side):
                 if read not in seen:
-                    raise misplaced(("stacks", place), f"layer '{stack.span}' reads '{read}', which is no layer before it")
+                    raise misplaced(
+                        ("stacks", place), f"layer '{stack.span}' reads '{read}', which is no layer before it"
+                    )
             names = span_names(stack.span)
             if len(seen) + len(names) > MAX_LAYERS:
                 raise misplaced(("stacks", place, "span"), f"the model has more than {MAX_LAYERS:,} layers")
@@ -160,7 +162,9 @@ class ModelSpec(Document):
     @property
     def attention_dropout(self) -> float:
         """The largest dropout probability on attention weights."""
-        found = [op for stack in self.stacks for op in stack.operators if isinstance(op, Dropout) and op.of == "attention"]
+        found = [
+            op for stack in self.stacks for op in stack.operators if isinstance(op, Dropout) and op.of == "attention"
+        ]
         return max((op.probability for op in found), default=0.0)
 
     def part_names(self, layer: str) -> tuple[str, ...]:

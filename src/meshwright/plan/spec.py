@@ -209,6 +209,7 @@ class Placed(NamedTuple):
 
 
 MAX_MICRO_BATCHES = 2**16
+_MAX_ACTIONS = 2**20  # of one direction; a step is simulated action by action
 _MAX_ROWS = 16 * MAX_LAYERS
 
 
@@ -242,6 +243,10 @@ class Plan(Document):
         devices = sum(group.size for group in self.groups.values())
         if devices > 4 * MAX_DEVICES:
             raise misplaced(("groups",), f"{devices:,} devices are named in all; a plan can name {4 * MAX_DEVICES:,}")
+        actions = len(self.stages) * self.micro_batches
+        if actions > _MAX_ACTIONS:
+            message = f"{self.micro_batches:,} times {len(self.stages):,} stages is more than {_MAX_ACTIONS:,}"
+            raise misplaced(("micro_batches",), message)
         rows = sum(len(parse_span(row.span)[1] or (0,)) for stage in self.stages for row in stage.layers)
         if rows > _MAX_ROWS:
             raise misplaced(("stages",), f"{rows:,} layers and parts are named; a plan can name {_MAX_ROWS:,}")

@@ -13,7 +13,9 @@ BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4":
 
 
 class Precision(Record):
-    """Dtypes. Parameters are held and computed in `compute`; `master` is the optimizer's own copy, none where it has none."""
+    """Dtypes. Parameters are held and computed in `compute`; `master` is the optimizer's own copy, none where it has
+    none.
+    """
 
     compute: Float = "bf16"
     reduce: Float = "fp32"
@@ -83,7 +85,9 @@ class Recipe(Document):
     """Fixed where the model takes statistics over the batch; otherwise the plan's to choose."""
 
     def length(self, stream: str, fixed: int | None = None) -> int | None:
-        """Positions per sample of a stream: the model's own where it fixes them, or this recipe's; none if neither says."""
+        """Positions per sample of a stream: the model's own where it fixes them, or this recipe's; none if neither
+        says.
+        """
         if fixed is not None:
             return fixed
         return self.sequence.get(stream) if isinstance(self.sequence, dict) else self.sequence

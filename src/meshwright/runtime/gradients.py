@@ -12,7 +12,7 @@ from meshwright.runtime.shard import Layout, local_part
 
 def sum_replicas(module: nn.Module, layouts: Mapping[str, Layout], bucket_mib: float) -> None:
     """All-reduce, layer by layer in buckets, the gradients of what several ranks hold whole."""
-    for peers, gradients in _by_layer(module, layouts):
+    for peers, gradients in _by_unit(module, layouts):
         for bucket in _buckets(gradients, bucket_mib * 2**20):
             flat = peers.all_reduce(torch.cat([gradient.reshape(-1) for gradient in bucket]))
             sizes = [gradient.numel() for gradient in bucket]
@@ -20,13 +20,15 @@ def sum_replicas(module: nn.Module, layouts: Mapping[str, Layout], bucket_mib: f
                 gradient.copy_(summed.view_as(gradient))
 
 
-def _by_layer(module: nn.Module, layouts: Mapping[str, Layout]) -> Iterable[tuple[Peers, list[Tensor]]]:
-    """The gradients to sum, for each layer and group of replicas, in the order of the layouts (the same on every rank)."""
+def _by_unit(module: nn.Module, layouts: Mapping[str, Layout]) -> Iterable[tuple[Peers, list[Tensor]]]:
+    """The gradients to sum, for each unit and group of replicas, in the order of the layouts (the same on every
+    rank).
+    """
     found: dict[tuple[str, tuple[int, ...]], tuple[Peers, list[Tensor]]] = {}
     for name, layout in layouts.items():
         gradient = module.get_parameter(name).grad
         if layout.replica is not None and gradient is not None:
-            key = (layout.layer, layout.replica.ranks)
+            key = (layout.unit, layout.replica.ranks)
             found.setdefault(key, (layout.replica, []))[1].append(local_part(gradient))
     return found.values()
 
@@ -45,7 +47,9 @@ def _buckets(gradients: list[Tensor], limit: float) -> Iterable[list[Tensor]]:
 
 
 def global_norm(module: nn.Module, layouts: Mapping[str, Layout]) -> Tensor:
-    """The 2-norm of all gradients, each number counted once however many ranks hold it: one all-reduce of one number."""
+    """The 2-norm of all gradients, each number counted once however many ranks hold it: one all-reduce of one
+    number.
+    """
     square = torch.zeros((), dtype=torch.float64)
     for name, layout in layouts.items():
         gradient = module.get_parameter(name).grad
@@ -58,7 +62,9 @@ def global_norm(module: nn.Module, layouts: Mapping[str, Layout]) -> Tensor:
 
 
 def clip_by_norm(module: nn.Module, norm: Tensor, max_norm: float) -> None:
-    """Scale every gradient by max_norm / (norm + 1e-6) where that is under one, as torch.nn.utils.clip_grad_norm_ does."""
+    """Scale every gradient by max_norm / (norm + 1e-6) where that is under one, as torch.nn.utils.clip_grad_norm_
+    does.
+    """
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for parameter in module.parameters():
         if parameter.grad is not None:

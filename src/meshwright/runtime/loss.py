@@ -26,8 +26,8 @@ def count_tokens(labels: Tensor) -> int:
 def next_token_loss(logits: Tensor, labels: Tensor, vocabulary: Peers | None = None) -> Tensor:
     """Summed cross entropy.
 
-    `logits` [samples, length, vocabulary or this rank's slice of it], `labels` [samples, length], not shifted. Divide by
-    `count_tokens` of the whole global batch.
+    `logits` [samples, length, vocabulary or this rank's slice of it], `labels` [samples, length], not shifted. Divide
+    by `count_tokens` of the whole global batch.
     """
     targets = next_token_labels(labels).flatten()
     wide = logits.flatten(0, 1)
@@ -38,7 +38,9 @@ def next_token_loss(logits: Tensor, labels: Tensor, vocabulary: Peers | None = N
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
-    """Cross entropy on logits [tokens, slice]: three small all-reduces (largest, sum of exponentials, target's logit)."""
+    """Cross entropy on logits [tokens, slice]: three small all-reduces (largest, sum of exponentials, target's
+    logit).
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, peers: Peers) -> Tensor:

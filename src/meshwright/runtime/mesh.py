@@ -1,7 +1,7 @@
 """Process groups: one for each set of ranks that a plan uses, made once and shared.
 
-Every rank makes every group, in the plan's order, whether it is a member or not: torch numbers groups by the order of their
-making, and a rank that leaves one out hangs at a later collective.
+Every rank makes every group, in the plan's order, whether it is a member or not: torch numbers groups by the order of
+their making, and a rank that leaves one out hangs at a later collective.
 """
 
 import math
@@ -66,7 +66,9 @@ class _Made:
 
 @lru_cache(maxsize=1)
 def _made_in(world: dist.ProcessGroup) -> _Made:
-    """One registry as long as the default group lives. DTensor keeps meshes in caches of its own, so none is ever closed."""
+    """One registry as long as the default group lives. DTensor keeps meshes in caches of its own, so none is ever
+    closed.
+    """
     return _Made(world)
 
 
@@ -99,9 +101,17 @@ class Peers:
         return pieces
 
     def exchange(self, sent: list[torch.Tensor], shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
-        """Send `sent[i]` to the i-th of the group and receive its piece for us, of the given shape. Pieces may be empty."""
-        counts = [math.prod(shape) for shape in shapes]
-        flat = torch.cat([piece.reshape(-1) for piece in sent])
+        """Send `sent[i]` to the i-th of the group and receive its piece for us, of the given shape. Pieces may be
+        empty; one's own stays at home.
+        """
+        away = [0 if peer == self.place else 1 for peer in range(self.size)]
+        counts = [math.prod(shape) * leaves for shape, leaves in zip(shapes, away, strict=True)]
+        flat = torch.cat(
+            [piece.reshape(-1)[: piece.numel() * leaves] for piece, leaves in zip(sent, away, strict=True)]
+        )
         received = flat.new_empty(sum(counts))
-        dist.all_to_all_single(received, flat, counts, [piece.numel() for piece in sent], group=self.handle)
-        return [piece.reshape(shape) for piece, shape in zip(torch.split(received, counts), shapes, strict=True)]
+        leaving = [piece.numel() * leaves for piece, leaves in zip(sent, away, strict=True)]
+        dist.all_to_all_single(received, flat, counts, leaving, group=self.handle)
+        pieces = list(torch.split(received, counts))
+        pieces[self.place] = sent[self.place]
+        return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]

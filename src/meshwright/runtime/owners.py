@@ -7,14 +7,16 @@ from meshwright.model.spec import ModelSpec
 
 
 def parameter_owners(module: nn.Module, spec: ModelSpec) -> dict[str, str]:
-    """Parameter name → layer. Raises PlanError where the module is not the model of the spec: a module that is missing, a
-    parameter that no layer covers, another number of parameters.
+    """Parameter name → layer. Raises PlanError where the module is not the model of the spec: a module that is
+    missing, a parameter that no layer covers, another number of parameters.
     """
     layer_of = {path: layer.name for layer in spec.layers for path in layer.modules}
     modules = dict(module.named_modules())
     missing = next((path for path in layer_of if path not in modules), None)
     if missing is not None:
-        raise PlanError(f"the module has no '{missing}', which model '{spec.name}' names; {did_you_mean(missing, modules)}")
+        raise PlanError(
+            f"the module has no '{missing}', which model '{spec.name}' names; {did_you_mean(missing, modules)}"
+        )
     owners = {}
     for name, _ in module.named_parameters():
         owner = next((layer_of[path] for path in _prefixes(name) if path in layer_of), None)

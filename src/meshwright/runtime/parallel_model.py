@@ -29,12 +29,18 @@ class ParallelModel:
     """
 
     def __init__(
-        self, module: nn.Module, place: Place, layouts: Mapping[str, Layout], sharded: list[FSDPModule], counter: Counter
+        self,
+        module: nn.Module,
+        place: Place,
+        layouts: Mapping[str, Layout],
+        sharded: list[FSDPModule],
+        counter: Counter,
     ) -> None:
         self.module, self.place, self.layouts = module, place, layouts
         self.plan = place.inputs.plan
         self.counter = counter
         self._sharded = sharded
+        self._divided_unlike = next((each.layer for each in place.placed if place.divides_unlike_the_first(each)), None)
 
     def parameters(self) -> list[nn.Parameter]:
         """This rank's parts of the parameters, for an optimizer."""
@@ -43,9 +49,11 @@ class ParallelModel:
     def forward_backward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One step's loss and gradients.
 
-        `batch` is the whole global batch, the same on every rank: `input_ids` and `labels` [global batch, length], and what
-        else the module's forward takes with a row for each sample. Returns the mean loss over all tokens that count, a
-        float64 number, the same on every rank. Gradients are then ready for `clip_grad_norm_` and the optimizer.
+        `batch` is the whole global batch, the same on every rank: `input_ids` and `labels` [global batch, length],
+        and what else the module's forward takes with a row for each sample (`attention_mask`), where all layers
+        divide the samples alike: the model makes of it what it passes to every layer. Returns the mean loss over all
+        tokens that count, a float64 number, the same on every rank. Gradients are then ready for `clip_grad_norm_`
+        and the optimizer.
         """
         self._check_batch(batch)
         tokens = max(count_tokens(batch["labels"]), 1)
@@ -102,6 +110,13 @@ class ParallelModel:
         for name in ("input_ids", "labels"):
             if name not in batch:
                 raise PlanError(f"the batch has no '{name}'; it has: {', '.join(sorted(batch)) or 'nothing'}")
+        others = sorted(batch.keys() - {"input_ids", "labels"})
+        if others and self._divided_unlike:
+            raise PlanError(
+                f"batch['{others[0]}'] is one input for all layers, but '{self._divided_unlike}' divides the samples "
+                f"otherwise than '{self.place.placed[0].layer}'; pack the samples so that none is needed, or give all "
+                "layers the same dp axes"
+            )
         wanted = self.plan.recipe.global_batch
         for name, tensor in batch.items():
             if tensor.shape[0] != wanted:

@@ -1,7 +1,7 @@
 """`parallelize`: an untouched module and a plan → a model that trains over many processes as one would.
 
-In order: cut what tensor parallelism splits; let layers hand activations over where they divide the samples differently; draw
-dropout from a counter; shard what a state shards (FSDP2); note how every parameter lies.
+In order: cut what tensor parallelism splits; let layers hand activations over where they divide the samples
+differently; draw dropout from a counter; shard what a state shards (FSDP2); note how every parameter lies.
 """
 
 from functools import partial
@@ -37,9 +37,9 @@ def parallelize(
 ) -> ParallelModel:
     """Make a module train under a plan, on the ranks of torch.distributed's default process group.
 
-    `module` holds the whole model, equal on every rank; it is changed in place: afterwards it holds this rank's part. `model`
-    says what it is where `module.config` does not. Raises PlanError where the runtime cannot run the plan, or the module is
-    not the plan's model.
+    `module` holds the whole model, equal on every rank; it is changed in place: afterwards it holds this rank's part.
+    `model` says what it is where `module.config` does not. Raises PlanError where the runtime cannot run the plan, or
+    the module is not the plan's model.
     """
     inputs = plan_inputs(plan, model=model or getattr(module, "config", None), cluster=cluster, recipe=recipe)
     problems = [problem for problem in check_plan(inputs, "runtime") if problem.severity == "error"]
@@ -71,26 +71,17 @@ def _split(module: nn.Module, place: Place) -> list[tuple[nn.Parameter, Cut]]:
 
 
 def _hand_over(module: nn.Module, place: Place) -> None:
-    """Move a layer's inputs to its own division of the samples, where the layer before it has another."""
-    first = place.placed[0]
+    """Move what a layer takes from the one before to its own division of the samples, where the two differ."""
     for before, placed in zip(place.placed, place.placed[1:], strict=False):
-        stream = Move(place.group, before.row, placed.row, place.processes)
-        side = Move(place.group, first.row, placed.row, place.processes)
-        if stream.peers is None and side.peers is None:
-            continue
-        entrance = module.get_submodule(place.layer(placed).modules[0])
-        entrance.register_forward_pre_hook(_mover(place, before, stream, side), with_kwargs=True, prepend=True)
+        move = Move(place.group, before.row, placed.row, place.processes)
+        if move.peers is not None:
+            entrance = module.get_submodule(place.layer(placed).modules[0])
+            entrance.register_forward_pre_hook(_mover(place, before, move), prepend=True)
 
 
-def _mover(place: Place, before: Placed, stream: Move, side: Move) -> Any:
-    """The first argument comes from the layer before; all others (masks, positions) come from the model's own inputs."""
-
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        samples, held = place.micro_batch, place.held(before)[1]
-        given = place.held(place.placed[0])[1]
-        rest = tuple(moved(value, side, samples, given) for value in args[1:])
-        named = {name: moved(value, side, samples, given) for name, value in kwargs.items()}
-        return (moved(args[0], stream, samples, held), *rest), named
+def _mover(place: Place, before: Placed, move: Move) -> Any:
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (moved(args[0], move, place.micro_batch, place.held(before)[1]), *args[1:])
 
     return hook
 
@@ -106,7 +97,7 @@ def _draw_dropout(module: nn.Module, place: Place, counter: Counter) -> None:
 def _shard(module: nn.Module, place: Place) -> list[FSDPModule]:
     """FSDP2 over each layer's shard group. Layers that share a parameter are gathered and reduced as one."""
     sharded: list[FSDPModule] = []
-    for together in _with_ties(place):
+    for together in _units(place):
         placed = together[-1]
         peers = place.peers(placed, "shard")
         if peers is None:
@@ -128,8 +119,8 @@ def _shard(module: nn.Module, place: Place) -> list[FSDPModule]:
     return sharded
 
 
-def _with_ties(place: Place) -> list[list[Placed]]:
-    """The layers, those that share a parameter together."""
+def _units(place: Place) -> list[list[Placed]]:
+    """The layers, those that share a parameter together where a state shards it."""
     model = place.inputs.model
     layer_of = {path: layer.name for layer in model.layers for path in layer.modules}
     joined: dict[str, str] = {}
@@ -138,16 +129,18 @@ def _with_ties(place: Place) -> list[list[Placed]]:
         joined |= {layer_of[copy.rpartition(".")[0]]: owner for copy in tie.copies}
     found: dict[str, list[Placed]] = {}
     for placed in place.placed:
-        found.setdefault(joined.get(placed.layer, placed.layer), []).append(placed)
+        name = joined.get(placed.layer, placed.layer) if placed.row.state else placed.layer
+        found.setdefault(name, []).append(placed)
     return list(found.values())
 
 
 def _layouts(place: Place, owners: dict[str, str], cuts: dict[str, Cut]) -> dict[str, Layout]:
     by_layer = {placed.layer: placed for placed in place.placed}
+    unit_of = {placed.layer: unit[0].layer for unit in _units(place) for placed in unit}
     layouts = {}
     for name, owner in owners.items():
         placed, cut = by_layer[owner], cuts.get(name)
         shard, replica = place.peers(placed, "shard"), place.peers(placed, "replica")
         slices = (cut.peers.size if cut else 1) * (shard.size if shard else 1)
-        layouts[name] = Layout(name, owner, cut, shard, replica, place.group.size // slices)
+        layouts[name] = Layout(name, unit_of[owner], cut, shard, replica, place.group.size // slices)
     return layouts

@@ -1,4 +1,6 @@
-"""Float64 from end to end, for proofs: model code that casts down to float32 inside (norms, softmax) is kept from it."""
+"""Float64 from end to end, for proofs: model code that casts down to float32 inside (norms, softmax) is kept from
+it.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -1,4 +1,5 @@
-"""Dropout that the plan does not change: a mask from a counter of seed, step, place in the model, sample, position, channel.
+"""Dropout that the plan does not change: a mask from a counter of seed, step, place in the model, sample, position,
+channel.
 
 Every rank computes the mask of just the values that it holds, and gets what one process would.
 """

@@ -1,12 +1,13 @@
 """Moving activations between layers that divide the samples differently.
 
-A rank holds a run of samples. Each held sample's gradient is the true one on every rank that holds the sample, so the way back
-of a move is the opposite move. The cheapest of three is taken: a slice where nothing must move, an all-gather where whole runs
-join, an exchange of just the missing samples otherwise.
+A rank holds a run of samples. Each held sample's gradient is the true one on every rank that holds the sample, so the
+way back of a move is the opposite move. The cheapest of three is taken: a slice where nothing must move, an
+all-gather where whole runs join, an exchange of just the missing samples otherwise.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,7 +32,9 @@ class Move:
 
     @cached_property
     def peers(self) -> Peers | None:
-        """Who takes part: all that differ in an axis that either row divides the batch over, less the common outer ones."""
+        """Who takes part: all that differ in an axis that either row divides the batch over, less the common outer
+        ones.
+        """
         source, target = (mesh_order(self.group, row.axes("dp")) for row in (self.source, self.target))
         common = 0
         while common < min(len(source), len(target)) and source[common] == target[common]:
@@ -59,7 +62,7 @@ class Move:
         if all(_inside(want, have) for want, have in zip(wanted, held, strict=True)):
             return x.narrow(0, wanted[place][0] - held[place][0], wanted[place][1]).clone()
         whole = (held[0][0], sum(count for _, count in held))
-        joins = all(a[0] + a[1] == b[0] for a, b in zip(held, held[1:], strict=False))
+        joins = all(a[0] + a[1] == b[0] for a, b in pairwise(held))
         if joins and all(want == whole for want in wanted):
             return torch.cat(self.peers.all_gather(x))
         return self._exchange(x, held, wanted)
@@ -83,7 +86,7 @@ def _inside(inner: Run, outer: Run) -> bool:
 
 def _sources(wanted: Run, held: list[Run], receiver: int) -> list[int]:
     """For each wanted sample, the peer that sends it."""
-    by_distance = sorted(range(len(held)), key=lambda peer: ((peer - receiver) % len(held)))
+    by_distance = sorted(range(len(held)), key=lambda peer: (peer - receiver) % len(held))
     return [
         next(peer for peer in by_distance if held[peer][0] <= sample < sum(held[peer]))
         for sample in range(wanted[0], sum(wanted))
@@ -105,16 +108,7 @@ class _Moved(torch.autograd.Function):
         return ctx.back(gradients[0].contiguous(), ctx.samples), None, None
 
 
-def moved(x: Any, move: Move, samples: int, held: int) -> Any:
-    """Apply a move to every tensor of a structure that has a row for each held sample; the rest passes as it is."""
-    if isinstance(x, Tensor):
-        if x.ndim < 2 or x.shape[0] != held:
-            return x
-        if not x.is_floating_point():
-            return move(x, samples)
-        return _Moved.apply(x, move, samples)  # type: ignore[no-untyped-call]
-    if isinstance(x, tuple | list):
-        return type(x)(moved(item, move, samples, held) for item in x)
-    return x
-
-
+def moved(x: Tensor, move: Move, samples: int, held: int) -> Tensor:
+    """Apply a move to activations [held samples, ...] of a micro-batch of `samples`; gradients take the way back."""
+    assert x.shape[0] == held, f"{x.shape[0]} samples came in, {held} should have"
+    return _Moved.apply(x, move, samples)  # type: ignore[no-untyped-call, no-any-return]

@@ -12,7 +12,9 @@ from meshwright.runtime.mesh import Peers
 
 @dataclass(frozen=True)
 class Cut:
-    """A parameter cut along one dim into as many slices as the group has ranks; fused segments are each cut by themselves."""
+    """A parameter cut along one dim into as many slices as the group has ranks; fused segments are each cut by
+    themselves.
+    """
 
     dim: int
     peers: Peers
@@ -26,7 +28,9 @@ class Cut:
         uneven = next((width for width in segments if width % ways), None)
         if uneven is not None:
             raise PlanError(f"{name}: {uneven} does not divide by tp {ways}; take a tp that divides it")
-        pieces = [segment.chunk(ways, self.dim)[self.peers.place] for segment in torch.split(whole, list(segments), self.dim)]
+        pieces = [
+            segment.chunk(ways, self.dim)[self.peers.place] for segment in torch.split(whole, list(segments), self.dim)
+        ]
         return torch.cat(pieces, self.dim).contiguous()
 
     def assemble(self, slices: Sequence[Tensor]) -> Tensor:
@@ -43,7 +47,8 @@ class Layout:
     """How one parameter lies over the ranks of its layer."""
 
     name: str
-    layer: str
+    unit: str
+    """The layer with which it is gathered and reduced: its own, or that of a tied parameter's owner."""
     cut: Cut | None
     """Tensor parallelism's slice."""
     shard: Peers | None

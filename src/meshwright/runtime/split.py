@@ -1,4 +1,6 @@
-"""Putting a layer's tensor parallelism onto its modules: which parameters are cut how, and what each forward then does."""
+"""Putting a layer's tensor parallelism onto its modules: which parameters are cut how, and what each forward then
+does.
+"""
 
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Tensor parallelism: the collectives with their gradients, and the modules that hold a slice.
 
-The scheme is Megatron's (Shoeybi 2019, section 3): what enters a block is copied (its gradient is all-reduced), the first
-matrices are cut by output, the last by input, and what leaves is all-reduced (its gradient is copied).
+The scheme is Megatron's (Shoeybi 2019, section 3): what enters a block is copied (its gradient is all-reduced), the
+first matrices are cut by output, the last by input, and what leaves is all-reduced (its gradient is copied).
 """
 
 from collections.abc import Callable

@@ -1,0 +1,223 @@
+"""The command line: verbs that read their arguments, ask the library, and show the answer.
+
+Each verb imports what it needs, so that every one starts quickly.
+"""
+
+import gc
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from typer.models import OptionInfo
+
+from meshwright.errors import MeshwrightError
+from meshwright.version import __version__
+
+app = typer.Typer(
+    name="meshwright",
+    help="Finds the fastest way to spread a training over devices, and says what it will cost and why.",
+    epilog="Every verb takes --json, and says more with --help. Exit code 2: something you asked for is wrong.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+_MODEL = "A known name, a ModelSpec file, or a config.json or its folder."
+_ZERO = "What dp, cp and ulysses shard: 1 optimizer states, 2 gradients too, 3 parameters too."
+_CLUSTER = "A shorthand (8xh100, 4x8xa100-80gb, cpu:4) or a file."
+
+
+def _model_names(typed: str) -> list[str]:
+    """Names for the shell to complete."""
+    from meshwright.model.resolve import catalog_names
+
+    return [name for name in catalog_names() if name.startswith(typed)]
+
+
+def _number(name: str, text: str) -> OptionInfo:
+    """An option that takes a whole number."""
+    option: OptionInfo = typer.Option(name, metavar="N", help=text)
+    return option
+
+
+_ESTIMATE_EXAMPLES = """Example: meshwright estimate plan.yaml
+
+Example: meshwright estimate --model llama-3-8b --cluster 8xh100 --seq 8192 --global-batch 64 --tp 2 -o plan.yaml"""
+Scope = Literal["meaning", "runtime"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
+Recompute = Literal["none", "full", "selective"]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="NAME|PATH", help=_MODEL, autocompletion=_model_names)
+]
+ClusterOption = Annotated[str | None, typer.Option("--cluster", metavar="SPEC", help=_CLUSTER)]
+RecipeOption = Annotated[str | None, typer.Option("--recipe", metavar="PATH", help="A recipe file.")]
+Whole = int | None
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command, and exit. One message and exit code 2 for what a user can fix; 130 for Ctrl-C."""
+    gc.set_threshold(50_000)  # a command makes many objects that stay: collecting took a tenth of its start
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app(arguments, prog_name="meshwright")
+    except MeshwrightError as error:
+        typer.echo(error, err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"meshwright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(short_help="Describe a model.", epilog="Example: meshwright model llama-3.1-70b --seq 8192")
+def model(
+    what: Annotated[str, typer.Argument(metavar="NAME|PATH", help=_MODEL, autocompletion=_model_names)],
+    *,
+    seq: Annotated[int, _number("--seq", "Positions per sample, for the FLOPs.")] = 4096,
+    as_json: Json = False,
+) -> None:
+    """Describe a model: parameters and FLOPs by layer, and what limits its plans."""
+    from meshwright.model.resolve import resolve_model
+    from meshwright.report.model import model_blocks, model_data
+    from meshwright.report.screen import show
+    from meshwright.units import MAX_COUNT
+
+    if not 1 <= seq <= MAX_COUNT:
+        raise MeshwrightError(f"--seq: must be from 1 to {MAX_COUNT:,} (got {seq})")
+    spec = resolve_model(what)
+    show(as_json, lambda: model_data(spec, seq), lambda: model_blocks(spec, seq))
+
+
+@app.command(short_help="Describe a cluster.", epilog="Example: meshwright cluster 4x8xa100-80gb")
+def cluster(
+    what: Annotated[str, typer.Argument(metavar="SPEC", help=_CLUSTER)],
+    as_json: Json = False,
+) -> None:
+    """Describe a cluster: devices, peaks, links, and where each figure is from."""
+    from meshwright.cluster.resolve import resolve_cluster
+    from meshwright.report.cluster import cluster_blocks, cluster_data
+    from meshwright.report.screen import show
+
+    found = resolve_cluster(what)
+    show(as_json, lambda: cluster_data(found), lambda: cluster_blocks(found))
+
+
+@app.command(short_help="Predict the time and memory of a plan.", epilog=_ESTIMATE_EXAMPLES)
+def estimate(
+    context: typer.Context,
+    plan: Annotated[str | None, typer.Argument(metavar="PLAN", help="A plan file; none: a uniform plan.")] = None,
+    *,
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
+    recipe: RecipeOption = None,
+    seq: Annotated[Whole, _number("--seq", "Positions per sample, without a recipe.")] = None,
+    global_batch: Annotated[Whole, _number("--global-batch", "Samples per step, without a recipe.")] = None,
+    tp: Annotated[Whole, _number("--tp", "Tensor-parallel ways.")] = None,
+    pp: Annotated[Whole, _number("--pp", "Pipeline-parallel ways.")] = None,
+    cp: Annotated[Whole, _number("--cp", "Ring context-parallel ways.")] = None,
+    ulysses: Annotated[Whole, _number("--ulysses", "All-to-all sequence-parallel ways.")] = None,
+    ep: Annotated[Whole, _number("--ep", "Expert-parallel ways.")] = None,
+    etp: Annotated[Whole, _number("--etp", "Tensor-parallel ways inside the experts, if not --tp.")] = None,
+    dp: Annotated[Whole, _number("--dp", "Data-parallel ways, if not all that is left.")] = None,
+    zero: Annotated[Whole, typer.Option("--zero", metavar="0|1|2|3", help=_ZERO)] = None,
+    micro_batch: Annotated[Whole, _number("--micro-batch", "Samples of a micro-batch for each dp rank.")] = None,
+    micro_batches: Annotated[Whole, _number("--micro-batches", "A count, in place of --micro-batch.")] = None,
+    recompute: Annotated[Recompute | None, typer.Option(help="What backward computes again.")] = None,
+    sp: Annotated[bool, typer.Option("--sp", help="Sequence-parallel activations between tp matrices.")] = False,
+    virtual: Annotated[Whole, _number("--virtual", "Stages on each pipeline rank, interleaved.")] = None,
+    schedule: Annotated[Schedule | None, typer.Option(help="The pipeline's schedule.")] = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="PATH", help="Write the plan here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict the time and memory of a plan, or of the uniform plan that the options describe."""
+    from meshwright.cost.estimate import estimate_plan
+    from meshwright.plan.request import Named, requested
+    from meshwright.report.estimate import estimate_blocks, estimate_data
+    from meshwright.report.screen import show
+
+    inputs = requested(plan, Named(model, cluster, recipe), context.params, output)
+    found = estimate_plan(inputs)
+    show(as_json, lambda: estimate_data(inputs, found), lambda: estimate_blocks(inputs, found))
+
+
+@app.command(short_help="Say whether a plan is sound and fits.", epilog="Example: meshwright check plan.yaml")
+def check(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
+    *,
+    scope: Annotated[Scope, typer.Option(help="What it must be good for: to mean something, or to run.")] = "meaning",
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
+    recipe: RecipeOption = None,
+    groups: Annotated[bool, typer.Option("--groups", help="List the ranks of every process group too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say whether a plan is sound and fits in memory. Exit code 0: yes; 1: it does not fit; 2: it is bad."""
+    from meshwright.plan.resolve import plan_inputs, read_plan
+    from meshwright.report.check import EXIT_CODES, check_blocks, check_data, judge
+    from meshwright.report.screen import show
+
+    folder = Path(plan).parent
+    inputs = plan_inputs(read_plan(plan), model=model, cluster=cluster, recipe=recipe, folder=folder)
+    verdict = judge(inputs, scope)
+    show(as_json, lambda: check_data(verdict, groups), lambda: check_blocks(verdict, groups))
+    raise typer.Exit(EXIT_CODES[verdict.judgement])
+
+
+@app.command(short_help="Say what differs between two plans.", epilog="Example: meshwright diff old.yaml new.yaml")
+def diff(
+    before: Annotated[str, typer.Argument(metavar="A", help="A plan file.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    as_json: Json = False,
+) -> None:
+    """Say what differs between two plans, in a plan's terms. Exit code 0: nothing; 1: something; 2: an error."""
+    from meshwright.plan.diff import diff_plans
+    from meshwright.plan.resolve import read_plan
+    from meshwright.report.changes import changes_blocks, changes_data
+    from meshwright.report.screen import show
+
+    changes = diff_plans(read_plan(before), read_plan(after))
+    show(as_json, lambda: changes_data(changes), lambda: changes_blocks(changes))
+    raise typer.Exit(1 if changes else 0)
+
+
+@app.command(short_help="Say what this machine has and can run.", epilog="Example: meshwright doctor --json")
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine has, what the runtime can run, and what is missing with the command that installs it."""
+    from meshwright.measure.doctor import examine
+    from meshwright.report.doctor import doctor_blocks
+    from meshwright.report.screen import show
+
+    found = examine()
+    show(as_json, lambda: found, lambda: doctor_blocks(found))
+
+
+@app.command(short_help="Print a document's JSON Schema.", epilog="Example: meshwright schema plan > plan.schema.json")
+def schema(
+    noun: Annotated[Literal["plan", "model", "cluster", "recipe"], typer.Argument(help="The kind of document.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Changes nothing: a schema is JSON.")] = False,
+) -> None:
+    """Print the JSON Schema of a document, for an editor or another program."""
+    from meshwright.report.schema import schema_of
+    from meshwright.report.screen import show
+
+    show(True, lambda: schema_of(noun), list)

@@ -1,0 +1,1 @@
+"""Physics: the time and memory of a plan, without torch."""

@@ -1,0 +1,159 @@
+"""What the roles of a row move: the collectives of one layer and micro-batch, in the order in which they run."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from meshwright.cost.kernels import KernelSet
+from meshwright.cost.shares import Share, elements
+from meshwright.model.operators import Attention, Embedding, Experts, Linear, Loss
+from meshwright.plan.spec import Recompute, Row, Save
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "broadcast", "p2p"]
+Purpose = Literal[
+    "tensor", "context", "sequence", "expert", "loss", "shard", "gradient", "transition", "pipeline", "tied", "norm"
+]
+When = Literal["forward", "recompute", "backward", "reduce", "update"]
+"""The first three happen for each micro-batch; `reduce` is once a step, before the optimizer, `update` after it."""
+
+
+class Flow(NamedTuple):
+    """Equal collectives over axes of a layer's group. `volumes.Collective` says what `bytes` means for each kind."""
+
+    purpose: Purpose
+    kind: Kind
+    axes: tuple[str, ...]
+    bytes: float
+    when: When
+    times: int = 1
+
+
+def active(axes: Iterable[str], mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """Those of the axes that have more than one rank, in mesh order."""
+    wanted = set(axes)
+    return tuple(axis for axis, size in mesh.items() if axis in wanted and size > 1)
+
+
+class Roles(NamedTuple):
+    """The axes of a row by what they do to its operators."""
+
+    plain: tuple[str, ...]
+    """`tp`"""
+    scattered: tuple[str, ...]
+    """`tp+sp`"""
+    ring: tuple[str, ...]
+    ulysses: tuple[str, ...]
+    experts: tuple[str, ...]
+    ring_size: int
+
+    @property
+    def tensor(self) -> tuple[str, ...]:
+        """Both kinds of tensor parallelism."""
+        return self.plain + self.scattered
+
+
+def roles_of(row: Row, mesh: Mapping[str, int]) -> Roles:
+    """The roles of a row on a mesh."""
+    ring = active(row.axes("cp"), mesh)
+    size = 1
+    for axis in ring:
+        size *= mesh[axis]
+    plain, scattered = active(row.axes("tp"), mesh), active(row.axes("tp+sp"), mesh)
+    return Roles(plain, scattered, ring, active(row.axes("ulysses"), mesh), active(row.axes("ep"), mesh), size)
+
+
+def role_flows(shares: Sequence[Share], roles: Roles, kernels: KernelSet, element: float) -> list[Flow]:
+    """The collectives of a part's operators for one micro-batch, `element` bytes an activation."""
+    flows: list[Flow] = []
+    for share in shares:
+        if share.enters:
+            flows += _entering(share, roles, kernels, element)
+        match share.operator:
+            case Attention() as core:
+                flows += _ring(core, share, roles, element) + _ulysses(core, share, roles, element)
+            case Experts() as experts if roles.experts:
+                flows += _dispatch(experts, share, roles, element)
+            case Loss() if share.inside:
+                wide = max(4.0, element)
+                flows.append(Flow("loss", "all_reduce", roles.tensor, wide * share.work.positions, "forward", 3))
+        if share.leaves:
+            flows += _leaving(share, roles, element)
+    return flows
+
+
+def _entering(share: Share, roles: Roles, kernels: KernelSet, element: float) -> list[Flow]:
+    """What is the same on all tensor ranks enters a cut block: its gradient is summed (Shoeybi 2019, section 3). Under
+    `tp+sp` it is gathered, and its gradient summed and scattered (Korthikanti 2022, section 4.2.2).
+    """
+    operator = share.operator
+    assert isinstance(operator, Linear | Experts)
+    width = operator.hidden if isinstance(operator, Experts) else operator.inputs
+    size = element * share.work.positions * width
+    flows = []
+    if roles.plain and share.passes:
+        flows.append(Flow("tensor", "all_reduce", roles.plain, size, "backward"))
+    if roles.scattered:
+        flows.append(Flow("tensor", "all_gather", roles.scattered, size, "forward"))
+        if kernels.gathers_again and share.learns:
+            flows.append(Flow("tensor", "all_gather", roles.scattered, size, "backward"))
+        if share.passes:
+            flows.append(Flow("tensor", "reduce_scatter", roles.scattered, size, "backward"))
+    return flows
+
+
+def _leaving(share: Share, roles: Roles, element: float) -> list[Flow]:
+    """What each tensor rank has a part of leaves a cut block: it is summed, and scattered under `tp+sp`."""
+    operator = share.operator
+    assert isinstance(operator, Linear | Embedding | Experts)
+    size = element * elements(operator, share.work)
+    flows = []
+    if roles.plain:
+        flows.append(Flow("tensor", "all_reduce", roles.plain, size, "forward"))
+    if roles.scattered:
+        flows.append(Flow("tensor", "reduce_scatter", roles.scattered, size, "forward"))
+        if share.learns or share.passes:
+            flows.append(Flow("tensor", "all_gather", roles.scattered, size, "backward"))
+    return flows
+
+
+def _ring(core: Attention, share: Share, roles: Roles, element: float) -> list[Flow]:
+    """Keys and values go once round the ring; in backward they do so again, and so do their gradients (Liu 2023)."""
+    if not roles.ring:
+        return []
+    width = core.kv_heads * (core.head_dim + (core.value_dim or core.head_dim))
+    size, hops = element * share.work.samples * share.keys * width, roles.ring_size - 1
+    flows = [Flow("context", "p2p", roles.ring, size, "forward", hops)]
+    return flows + [Flow("context", "p2p", roles.ring, size, "backward", 2 * hops)] * share.passes
+
+
+def _ulysses(core: Attention, share: Share, roles: Roles, element: float) -> list[Flow]:
+    """Queries, keys, values and outputs change from a run of positions to a run of heads and back: four exchanges
+    forward and four backward (Jacobs 2023, section 3.1).
+    """
+    if not roles.ulysses:
+        return []
+    value = core.value_dim or core.head_dim
+    rows, keys = share.work.positions * core.heads, share.work.samples * share.keys * core.kv_heads
+    sizes = (rows * core.head_dim, keys * core.head_dim, keys * value, rows * value)
+    ways: tuple[When, ...] = ("forward", "backward") if share.passes else ("forward",)
+    return [Flow("sequence", "all_to_all", roles.ulysses, element * size, way) for way in ways for size in sizes]
+
+
+def _dispatch(experts: Experts, share: Share, roles: Roles, element: float) -> list[Flow]:
+    """Positions go to their experts and come back, once forward and once backward, evenly spread."""
+    size = element * share.work.positions * experts.top_k * experts.hidden
+    ways: tuple[When, ...] = ("forward", "backward") if share.passes or share.learns else ("forward",)
+    return [Flow("expert", "all_to_all", roles.experts, size, way, 2) for way in ways]
+
+
+def repeated(flows: Sequence[Flow], recompute: Recompute, kernels: KernelSet) -> list[Flow]:
+    """The collectives of forward that recompute runs again."""
+    forward = [flow for flow in flows if flow.when == "forward"]
+    if recompute == "none" or (isinstance(recompute, Save) and "collective" in recompute.save):
+        return []
+    if recompute == "selective":
+        forward = [flow for flow in forward if flow.purpose == "context"]
+    elif kernels.stops_early:
+        forward = forward[:-1]
+    if isinstance(recompute, Save) and "attention" in recompute.save:
+        forward = [flow for flow in forward if flow.purpose != "context"]
+    return [flow._replace(when="recompute") for flow in forward]

@@ -1,0 +1,120 @@
+"""Kernel sets: what an implementation keeps for backward, and what it moves to and from memory, operator by operator.
+
+One model differs more than two-fold between implementations, so both figures belong to kernel sets and not to models.
+
+* `hf-eager`, `hf-sdpa`: transformers' own code, measured with torch.autograd.graph.saved_tensors_hooks on small models
+  (torch 2.13, transformers 5.24, CPU; each storage once, parameters left out). A layer of GPT-2 in bf16 keeps, for each
+  sample, position and hidden number (a s / h = 4), 84 bytes with eager attention, and 114 with SDPA on CPU, which under
+  dropout falls back to float32 arithmetic. `tests/cost/test_kernels.py` measures them again.
+* `torch-compile`: each layer compiled; what the min-cut partitioner keeps, measured in the same way.
+* `megatron-fused`: the inventory of Korthikanti 2022, section 4.1, for GPT, and what it comes to for others: every
+  kernel keeps its input alone. `megatron-flash`: the same with FlashAttention (Dao 2022): queries, keys, values, and a
+  number for each row.
+
+Bytes moved are those of each kernel's inputs and outputs, once; backward moves twice as many: it reads what forward
+read and the gradient, and writes a gradient. Norms, activations and rotary embeddings of transformers are several
+kernels each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.cost import uses
+from meshwright.cost.shares import Share
+from meshwright.cost.uses import Kernel, Storage, Use
+from meshwright.model.operators import (
+    Activation,
+    Add,
+    Attention,
+    Convolution,
+    Dropout,
+    Embedding,
+    Experts,
+    Linear,
+    Loss,
+    Norm,
+    Parameter,
+    Pool,
+    Rotary,
+    Router,
+    Scan,
+)
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """A named table of kernels."""
+
+    name: str
+    kernels: Mapping[type, Kernel]
+    flash: bool
+    """True where attention never writes the scores out: it computes the causal half alone, and again in backward."""
+    gathers_again: bool
+    """True where `tp+sp` keeps a rank's own positions of a matrix's input and gathers them again in backward
+    (Korthikanti 2022, section 4.2.2)."""
+    stops_early: bool
+    """True where recompute ends with the last tensor that backward wants, before a layer's last collective
+    (torch.utils.checkpoint): with 4 layers under tp 4, 34 all-reduces instead of 38."""
+
+    keeps_gradients: bool
+    """True where gradients have buffers that stay from step to step (Megatron-LM); otherwise backward makes them."""
+
+    def use(self, share: Share, storage: Storage) -> Use:
+        """What an operator keeps and moves; it keeps nothing where no gradient comes by."""
+        kernel = self.kernels[type(share.operator)]
+        use = kernel(share.operator, share, storage)
+        return use if share.passes or share.learns else use._replace(kept=0.0, core=0.0)
+
+    def is_flash(self, share: Share, storage: Storage) -> bool:
+        """Whether an attention core runs as flash attention; torch's CPU kernel has no dropout."""
+        return self.flash and not (storage.on_cpu and share.dropped)
+
+
+_EAGER: dict[type, Kernel] = {
+    Linear: uses.linear,
+    Embedding: uses.embedding,
+    Norm: uses.norm_eager,
+    Attention: uses.attention_eager,
+    Activation: uses.activation_eager,
+    Dropout: uses.dropout_eager,
+    Add: uses.moves(3),
+    Rotary: uses.moves(10),
+    Router: uses.router,
+    Experts: uses.routed_experts,
+    Convolution: uses.convolution,
+    Scan: uses.scan,
+    Pool: uses.keeps_input,
+    Parameter: uses.moves(0),
+    Loss: uses.loss_eager,
+}
+_SDPA = _EAGER | {Attention: uses.attention_sdpa, Dropout: uses.dropout_sdpa}
+_COMPILED = _SDPA | {
+    Norm: uses.norm_compiled,
+    Attention: uses.attention_compiled,
+    Activation: uses.activation_fused,
+    Dropout: uses.dropout_flash,
+    Add: uses.moves(1),
+    Rotary: uses.moves(2),
+}
+_FUSED = _EAGER | {
+    Linear: uses.linear_gathered_again,
+    Norm: uses.norm_fused,
+    Attention: uses.attention_fused,
+    Activation: uses.activation_fused,
+    Dropout: uses.dropout_fused,
+    Rotary: uses.moves(2),
+    Loss: uses.loss_fused,
+}
+_FLASH = _FUSED | {Attention: uses.attention_flash, Dropout: uses.dropout_flash}
+
+KERNEL_SETS: dict[str, KernelSet] = {
+    kernels.name: kernels
+    for kernels in (
+        KernelSet("hf-eager", _EAGER, flash=False, gathers_again=False, stops_early=True, keeps_gradients=False),
+        KernelSet("hf-sdpa", _SDPA, flash=True, gathers_again=False, stops_early=True, keeps_gradients=False),
+        KernelSet("torch-compile", _COMPILED, flash=True, gathers_again=False, stops_early=True, keeps_gradients=False),
+        KernelSet("megatron-fused", _FUSED, flash=False, gathers_again=True, stops_early=False, keeps_gradients=True),
+        KernelSet("megatron-flash", _FLASH, flash=True, gathers_again=True, stops_early=False, keeps_gradients=True),
+    )
+}
+"""By the name that `execution.kernels` of a plan gives."""

@@ -1,0 +1,254 @@
+"""Where every layer of a plan stands: its layers as blocks, and what they read from elsewhere."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+from meshwright.cluster.spec import Pool
+from meshwright.cost.blocks import Block, Edge
+from meshwright.cost.kernels import KERNEL_SETS, KernelSet
+from meshwright.cost.shares import Extent, Learning, Share, Ways, layer_shares, split_ways
+from meshwright.cost.uses import Storage, storage_of
+from meshwright.errors import PlanError
+from meshwright.model.operators import Linear
+from meshwright.model.spans import span_names
+from meshwright.model.spec import Layer, LayerStack, Part
+from meshwright.plan.rules import Inputs
+from meshwright.plan.rules_runtime import tied_layers
+from meshwright.plan.spec import Group, Placed, Row
+from meshwright.recipe.spec import BYTES
+
+_Result = TypeVar("_Result")
+
+
+class Placement:
+    """A plan with its inputs, as cost sees it. Raises PlanError where a stream has no length."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+        self.plan, self.model, self.recipe = inputs.plan, inputs.model, inputs.recipe
+        self.samples = inputs.recipe.global_batch / inputs.plan.micro_batches
+        """Samples of a micro-batch, over all ranks of a stage."""
+        self.lengths = {stream: self._length(stream) for stream in inputs.model.streams}
+        self._placed = {placed.layer: placed for placed in inputs.plan.placed}
+        self._memo: dict[object, Any] = {}
+
+    def once(self, key: object, make: Callable[[], _Result]) -> _Result:
+        """What `make` gives, made once for each key."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        found: _Result = self._memo[key]
+        return found
+
+    def number(self, key: object) -> int:
+        """A small number that stands for a large key."""
+        return self.once(("number", key), lambda: len(self._memo))
+
+    def _length(self, stream: str) -> int:
+        known = self.model.streams[stream].length
+        length = self.recipe.length(stream, known)
+        if length is None:
+            raise PlanError(
+                f"recipe.sequence: stream '{stream}' of model '{self.model.name}' has no length; give it one"
+            )
+        return length
+
+    @cached_property
+    def kernels(self) -> KernelSet:
+        """The kernel set that the plan names."""
+        return KERNEL_SETS[self.plan.execution.kernels]
+
+    @property
+    def element(self) -> float:
+        """Bytes of an activation and of a parameter as it is computed with."""
+        return BYTES[self.recipe.precision.compute]
+
+    def pools(self, group: str) -> list[tuple[Pool, int]]:
+        """The pools that the devices of a group are in, and how many are in each."""
+        return self.once(("pools", group), lambda: self._pools(self.plan.groups[group].devices))
+
+    def _pools(self, devices: tuple[int, ...]) -> list[tuple[Pool, int]]:
+        cluster, found = self.inputs.cluster, []
+        if len(cluster.pools) == 1:
+            return [(cluster.pools[0], len(devices))]
+        for pool, start in zip(cluster.pools, cluster.starts, strict=True):
+            inside = range(start, start + pool.size)
+            count = sum(rank in inside for rank in devices)
+            if count:
+                found.append((pool, count))
+        return found
+
+    def storage(self, group: str) -> Storage:
+        """How the devices of a group keep numbers."""
+        device = self.inputs.cluster.devices[self.pools(group)[0][0].device]
+        return storage_of(self.element, device.backend, self.model.family)
+
+    @cached_property
+    def learns(self) -> dict[str, bool]:
+        """Layer → whether any of its parameters learns."""
+        trainable = self.recipe.trainable
+        frozen = {name for span in trainable.frozen for name in span_names(span)}
+        if trainable.lora is None:
+            able = {id(stack): bool(stack.parameters) or _tied(stack) for stack in self.model.stacks}
+        else:
+            able = {id(stack): _adapts(stack, trainable.lora.targets) for stack in self.model.stacks}
+        return {layer.name: able[id(layer.stack)] and layer.name not in frozen for layer in self.model.layers}
+
+    @cached_property
+    def fed(self) -> dict[str, bool]:
+        """Layer → whether something that it reads, however far back, wants a gradient."""
+        found: dict[str, bool] = {}
+        for layer in self.model.layers:
+            found[layer.name] = any(self.learns[read] or found[read] for read in layer.reads)
+        return found
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The layers, equal ones together, in the order of the stages."""
+        members: dict[tuple[object, ...], list[Placed]] = {}
+        for placed in self.plan.placed:
+            members.setdefault(self._key(placed), []).append(placed)
+        return tuple(self._block(key, together) for key, together in members.items())
+
+    def _key(self, placed: Placed) -> tuple[object, ...]:
+        parts = tuple((name, id(row)) for name, row in placed.parts.items())
+        layer, name = self.model.by_name[placed.layer], placed.layer
+        joins = self._joined.get(name, ())
+        last = placed is self.plan.placed[-1]
+        return (
+            placed.stage,
+            id(layer.stack),
+            id(placed.row),
+            parts,
+            self.learns[name],
+            self.fed[name],
+            name in self._copies,
+            joins,
+            name in self._lenders,
+            last,
+        )
+
+    def _block(self, key: tuple[object, ...], together: list[Placed]) -> Block:
+        first = together[0]
+        name = first.layer
+        lora = self.recipe.trainable.lora
+        learning = Learning(self.learns[name], self.fed[name], lora, name in self._copies)
+        joined, lends, last = self._joined.get(name, ()), name in self._lenders, first is self.plan.placed[-1]
+        rows = (_content(first.row), *((part, _content(row)) for part, row in first.parts.items()))
+        mesh = tuple(self.plan.groups[first.group].mesh.items())
+        stack = self.model.by_name[name].stack
+        return Block(
+            stage=first.stage,
+            group=first.group,
+            stack=stack,
+            row=first.row,
+            parts=first.parts,
+            learning=learning,
+            names=tuple(placed.layer for placed in together),
+            joined=joined,
+            lends=lends,
+            last=last,
+            likeness=self.number((id(stack), rows, mesh, learning, joined, lends, last, self.storage(first.group))),
+        )
+
+    @cached_property
+    def ties(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Each tied parameter: the layer of its owner, and those of the copies that another group holds."""
+        return [
+            (owner, tuple(name for name in copies if self._placed[name].group != self._placed[owner].group))
+            for owner, copies in tied_layers(self.model)
+        ]
+
+    @cached_property
+    def _copies(self) -> set[str]:
+        return {name for _, copies in self.ties for name in copies}
+
+    @cached_property
+    def _joined(self) -> dict[str, tuple[str, ...]]:
+        """The last of the layers that share a parameter on one group, under zero3 → the others."""
+        found: dict[str, tuple[str, ...]] = {}
+        for owner, copies in tied_layers(self.model):
+            together = [name for name in (owner, *copies) if self._placed[name].group == self._placed[owner].group]
+            if len(set(together)) > 1 and self._placed[together[-1]].row.state == "zero3":
+                found[together[-1]] = tuple(name for name in dict.fromkeys(together[:-1]) if name != together[-1])
+        return found
+
+    @cached_property
+    def _lenders(self) -> dict[str, str]:
+        return {name: last for last, others in self._joined.items() for name in others}
+
+    def state_row(self, block: Block, row: Row) -> Row:
+        """The row whose states shard the parameters under a row: that of the layer which takes them, or itself."""
+        return self._placed[self._lenders[block.names[0]]].row if block.lends and row is block.row else row
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """What layers read from elsewhere: from another stage, or from a layer under another row. What several layers
+        of a stage read under one row is moved once.
+        """
+        found: dict[tuple[str, int, int], Edge] = {}
+        for placed in self.plan.placed:
+            for read in self.model.by_name[placed.layer].reads:
+                source = self._placed[read]
+                if source.row is placed.row:
+                    continue
+                stack = self.model.by_name[read].stack
+                edge = Edge(source, placed, stack.output, stack.stream, self.learns[read] or self.fed[read])
+                found.setdefault((read, placed.stage, id(placed.row)), edge)
+        return tuple(found.values())
+
+    def placed(self, layer: str) -> Placed:
+        """Where a layer stands."""
+        return self._placed[layer]
+
+    def group(self, name: str) -> Group:
+        """A group by name."""
+        return self.plan.groups[name]
+
+    @cached_property
+    def block_of(self) -> dict[str, Block]:
+        """The block of each layer."""
+        return {name: block for block in self.blocks for name in block.names}
+
+    def stage_blocks(self, stage: int) -> list[Block]:
+        """The blocks of a stage, in order."""
+        return [block for block in self.blocks if block.stage == stage]
+
+    def ways(self, block: Block) -> list[tuple[Part, Ways]]:
+        """The parts of a block, each with the ways of its row."""
+        mesh = self.plan.groups[block.group].mesh
+        return [(part, split_ways(block.parts.get(part.name, block.row), mesh)) for part in block.stack.parts]
+
+    def shares(self, block: Block) -> list[list[Share]]:
+        """The operators of each part of a block as one rank has them; equal ones of other stages are computed once."""
+        extent = Extent(self.samples, self.lengths, block.stack.stream)
+        return self.once(("shares", block.likeness), lambda: layer_shares(self.ways(block), extent, block.learning))
+
+    def whole_shares(self, block: Block) -> list[Share]:
+        """The operators of one layer of a block as a single rank would have them, for the whole global batch."""
+        extent = Extent(self.recipe.global_batch, self.lengths, block.stack.stream)
+        parts = [(part, Ways()) for part in block.stack.parts]
+        return [share for part in layer_shares(parts, extent, block.learning) for share in part]
+
+    def input_width(self, block: Block) -> int:
+        """Values that a layer of a block takes in for each position: what recompute keeps."""
+        layer = self.model.by_name[block.names[-1]]
+        return sum(self.model.by_name[read].stack.output for read in _main_reads(layer))
+
+
+def _content(row: Row) -> tuple[object, ...]:
+    """What a row says of its layers, whichever they are."""
+    return tuple(row.roles.items()), row.recompute, row.offload
+
+
+def _main_reads(layer: Layer) -> list[str]:
+    return [read for read in layer.reads if read not in layer.stack.side]
+
+
+def _tied(stack: LayerStack) -> bool:
+    return any(getattr(operator, "tied", False) for operator in stack.operators)
+
+
+def _adapts(stack: LayerStack, targets: tuple[str, ...]) -> bool:
+    linears = [operator.path for operator in stack.operators if isinstance(operator, Linear)]
+    return any(path == end or path.endswith(f".{end}") for path in linears for end in targets)

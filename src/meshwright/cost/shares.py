@@ -1,0 +1,289 @@
+"""What one rank does of a layer: its operators, cut down to the rank's share.
+
+A rank's share of an operator is an operator: a Linear that is cut by output has fewer outputs, an Attention fewer
+heads. A rank's parameters and FLOPs then come from the same functions as the model's.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from meshwright.document import Record
+from meshwright.model.operators import (
+    Attention,
+    Convolution,
+    Dropout,
+    Embedding,
+    Experts,
+    Linear,
+    Loss,
+    Operator,
+    Router,
+    Work,
+)
+from meshwright.model.spec import Part
+from meshwright.plan.spec import Row
+from meshwright.recipe.spec import Lora
+
+_Kind = TypeVar("_Kind", bound=Record)
+
+
+class Ways(NamedTuple):
+    """How many ways a row splits what its layers do: products of the sizes of its axes."""
+
+    batch: int = 1
+    cp: int = 1
+    ulysses: int = 1
+    tensor: int = 1
+    """`tp` and `tp+sp` together."""
+    scattered: int = 1
+    """`tp+sp` alone: positions are split over these outside of the cut matrices."""
+    experts: int = 1
+
+
+def split_ways(row: Row, mesh: Mapping[str, int]) -> Ways:
+    """The ways of a row on a mesh. `ep` ranks each bring their own samples, as `dp` ranks do."""
+
+    def product(*splits: str) -> int:
+        return math.prod(mesh.get(axis, 1) for axis in row.axes(*splits))
+
+    return Ways(
+        batch=math.prod(mesh.get(axis, 1) for axis in batch_axes(row)),
+        cp=product("cp"),
+        ulysses=product("ulysses"),
+        tensor=product("tp", "tp+sp"),
+        scattered=product("tp+sp"),
+        experts=product("ep"),
+    )
+
+
+def batch_axes(row: Row) -> tuple[str, ...]:
+    """The axes over which a row's samples are divided: `dp`, and `ep`, whose ranks exchange positions themselves."""
+    return row.axes("dp", "ep")
+
+
+class Extent(NamedTuple):
+    """What a layer works on: a micro-batch's samples over all ranks, each stream's positions, and its own stream."""
+
+    samples: float
+    lengths: Mapping[str, int]
+    stream: str
+
+
+class Learning(NamedTuple):
+    """What of a layer learns, and whether what it reads wants a gradient."""
+
+    trains: bool = True
+    fed: bool = True
+    lora: Lora | None = None
+    holds_copies: bool = False
+    """True where a tied weight is a copy of its own here, because its owner is on another group."""
+
+
+class Share(NamedTuple):
+    """One operator as one rank has it."""
+
+    operator: Operator
+    work: Work
+    learns: bool
+    passes: bool
+    """True where a gradient goes on to its input."""
+    fresh: bool = True
+    """False where the operator before it keeps the same input already."""
+    dropped: bool = False
+    """True where dropout works on what it puts out (of an attention core: on its weights)."""
+    inside: bool = False
+    """True between a column and a row cut, where each tensor rank holds a slice of the width."""
+    enters: bool = False
+    """True where its input is the same on all tensor ranks, so that their gradients for it add up."""
+    leaves: bool = False
+    """True where its output is the sum over the tensor ranks."""
+    scattered: int = 1
+    """Ranks that each held a run of its input's positions before it was gathered."""
+    keys: float = 0.0
+    """Positions per sample whose keys and values this rank holds, for an attention core."""
+    partial: float = 0.0
+    """Parameters that all tensor ranks hold, each with a part of their gradient."""
+
+
+def elements(operator: Operator, work: Work) -> float:
+    """Numbers that an operator puts out.
+
+    >>> elements(Linear(inputs=8, outputs=3), Work(samples=2, length=5, context=5))
+    30
+    """
+    positions = work.samples * (getattr(operator, "positions", None) or work.length)
+    width: float
+    match operator:
+        case Linear() | Convolution():
+            width = operator.outputs
+        case Attention():
+            width = operator.heads * (operator.value_dim or operator.head_dim)
+        case Dropout(of="attention"):
+            width = work.context * operator.width
+        case Loss():
+            width = 1
+        case Router():
+            width = operator.experts
+        case Experts():
+            width = operator.hidden
+        case _:
+            width = getattr(operator, "width", 0)
+    return positions * width
+
+
+def layer_shares(parts: list[tuple[Part, Ways]], extent: Extent, learning: Learning) -> list[list[Share]]:
+    """The operators of each part as one rank has them, in order. Each part has the ways of its own row."""
+    flows, found = learning.fed, []
+    for part, ways in parts:
+        walk = _Walk(part.operators, ways, extent, learning, flows)
+        found.append(list(walk))
+        flows = walk.flows
+    return found
+
+
+class _Walk:
+    """Goes through the operators of a part in order, and knows where it is."""
+
+    def __init__(
+        self, operators: tuple[Operator, ...], ways: Ways, extent: Extent, learning: Learning, flows: bool
+    ) -> None:
+        self.operators, self.ways, self.extent, self.learning = operators, ways, extent, learning
+        self.flows = flows
+        """True where a gradient is wanted for what comes next."""
+        self.inside = False
+        """True between a column and a row cut, where each tensor rank holds a slice of the width."""
+        self.length = extent.lengths[extent.stream] / (ways.cp * ways.ulysses)
+        self.read: tuple[int, bool] | None = None
+        """Width of the input that the last Linear read, and whether somebody keeps it."""
+
+    def __iter__(self) -> Iterator[Share]:
+        for place, operator in enumerate(self.operators):
+            following = self.operators[place + 1] if place + 1 < len(self.operators) else None
+            dropped = isinstance(following, Dropout) and following.probability > 0
+            yield from self._adapted(operator, self._share(operator, dropped))
+
+    def _share(self, operator: Operator, dropped: bool) -> Share:
+        tensor, scattered = self.ways.tensor, self.ways.scattered
+        learns, fresh = self._learns(operator), self._is_fresh(operator)
+        cut = self._cut(operator)
+        enters = isinstance(operator, Experts) or (getattr(operator, "split", None) == "column" and not self.inside)
+        leaves = isinstance(operator, Experts) or getattr(operator, "split", None) in ("row", "vocabulary")
+        whole = not (self.inside or enters or leaves)
+        work = self._work(operator, whole)
+        share = Share(
+            operator=cut,
+            work=work,
+            learns=learns,
+            passes=self.flows,
+            fresh=fresh,
+            dropped=dropped,
+            inside=self.inside and tensor > 1,
+            enters=enters and tensor > 1,
+            leaves=leaves and tensor > 1,
+            scattered=scattered if enters else 1,
+            keys=work.context / self.ways.cp,
+            partial=_partial(cut, whole, scattered) if learns else 0.0,
+        )
+        self.inside = (self.inside or enters) and not leaves
+        self.flows = self.flows or learns
+        return share
+
+    def _work(self, operator: Operator, whole: bool) -> Work:
+        length = self.length / (self.ways.scattered if whole else 1)
+        context = self.length
+        if isinstance(operator, Attention) or (isinstance(operator, Dropout) and operator.of == "attention"):
+            own = self.extent.lengths[self.extent.stream]
+            cross = operator.cross if isinstance(operator, Attention) else None
+            length, context = own / self.ways.cp, self.extent.lengths[cross] if cross else own
+        return Work(self.extent.samples / self.ways.batch, length, context)
+
+    def _cut(self, operator: Operator) -> Operator:
+        """The rank's share of an operator."""
+        tensor, heads = self.ways.tensor, self.ways.tensor * self.ways.ulysses
+        sizes: dict[str, Any] = {}
+        match operator:
+            case Linear(split="column"):
+                sizes = {"outputs": self._column(operator)}
+            case Linear(split="row"):
+                sizes = {"inputs": _divided(operator.inputs, tensor)}
+            case Embedding(split="vocabulary"):
+                sizes = {"rows": _divided(operator.rows, tensor)}
+            case Attention():
+                kv_heads = _divided(operator.kv_heads, min(heads, operator.kv_heads))
+                sizes = {"heads": _divided(operator.heads, heads), "kv_heads": kv_heads}
+            case Dropout(of="attention"):
+                sizes = {"width": _divided(operator.width, heads)}
+            case Experts():
+                sizes = {"count": _divided(operator.count, self.ways.experts), "ffn": _divided(operator.ffn, tensor)}
+            case Loss() if self.inside:
+                sizes = {"classes": _divided(operator.classes, tensor)}
+            case _ if self.inside and hasattr(operator, "width") and not getattr(operator, "per_head", False):
+                sizes = {"width": _divided(operator.width, tensor)}
+        if self.learning.holds_copies and getattr(operator, "tied", False):
+            sizes["tied"] = False
+        return _copy(operator, **sizes)
+
+    def _column(self, linear: Linear) -> int:
+        """Outputs of a column cut. Ranks beyond the number of KV heads hold copies of these, not slices."""
+        tensor = self.ways.tensor
+        core = next((operator for operator in self.operators if isinstance(operator, Attention)), None)
+        kv = core.kv_heads * core.head_dim if core else 0
+        kv_ways = min(tensor, core.kv_heads) if core else tensor
+        segments = linear.segments or (linear.outputs,)
+        return sum(_divided(width, kv_ways if width == kv else tensor) for width in segments)
+
+    def _learns(self, operator: Operator) -> bool:
+        trains = self.learning.trains and self.learning.lora is None
+        return trains and bool(operator.parameters() or getattr(operator, "tied", False))
+
+    def _is_fresh(self, operator: Operator) -> bool:
+        if not isinstance(operator, Linear) or operator.split == "row":
+            self.read = None
+            return True
+        again = self.read is not None and self.read[0] == operator.inputs
+        kept = again and self.read is not None and self.read[1]
+        self.read = (operator.inputs, kept or self._learns(operator) or self._adapts(operator))
+        return not kept
+
+    def _adapts(self, operator: Operator) -> bool:
+        lora = self.learning.lora
+        ends = lora.targets if lora and self.learning.trains and isinstance(operator, Linear) else ()
+        return any(operator.path == end or operator.path.endswith(f".{end}") for end in ends)
+
+    def _adapted(self, operator: Operator, base: Share) -> Iterator[Share]:
+        """The share, and after it the low-rank adapter of a Linear that has one (Hu 2021): down to the rank, and up."""
+        yield base
+        if not self._adapts(operator) or not isinstance(base.operator, Linear) or self.learning.lora is None:
+            return
+        rank, cut = self.learning.lora.rank, self.ways.tensor > 1 and isinstance(operator, Linear) and operator.split
+        bare: dict[str, Any] = {"bias": False, "split": None, "segments": (), "tied": False}
+        down = _copy(base.operator, outputs=rank, **bare)
+        up = _copy(base.operator, inputs=rank, **bare)
+        same = base._replace(learns=True, enters=False, leaves=False)
+        yield same._replace(operator=down, partial=float(down.parameters()) if cut == "column" else 0.0)
+        yield same._replace(
+            operator=up, passes=True, fresh=True, partial=float(up.parameters()) if cut == "row" else 0.0
+        )
+        self.flows = True
+
+
+def _partial(operator: Operator, whole: bool, scattered: int) -> float:
+    """Under `tp+sp`, what all tensor ranks hold sees a run of the positions each (Korthikanti 2022, section 4.2.2)."""
+    if scattered == 1:
+        return 0.0
+    if whole:
+        return float(operator.parameters())
+    return (
+        float(operator.outputs) if isinstance(operator, Linear) and operator.split == "row" and operator.bias else 0.0
+    )
+
+
+def _divided(number: int, ways: int) -> int:
+    """A size over the ranks; what does not divide is padded."""
+    return -(-number // ways)
+
+
+def _copy(operator: _Kind, **sizes: Any) -> _Kind:
+    changed = {name: size for name, size in sizes.items() if getattr(operator, name) != size}
+    return operator.model_copy(update=changed) if changed else operator

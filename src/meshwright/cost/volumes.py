@@ -1,0 +1,235 @@
+"""Bytes and collectives of a plan: of every role, state, transition between unlike neighbours, stage cut, tied copy.
+
+The single source for both worlds: estimates take their time from these, and the runtime's counted bytes are tested
+against them. By Megatron's scheme (Shoeybi 2019), a decoder layer under `tp` moves four all-reduces of
+[batch, seq, hidden] for each micro-batch: attention and MLP each sum their output in forward, and in backward the
+gradient of their input, which query, key and value, or gate and up, share. An embedding that is cut by vocabulary sums
+its output in forward; a head that is cut by vocabulary sums the gradient of its input in backward, and its loss needs
+three small all-reduces of [batch, seq] in float32 or wider (largest logit, sum of exponentials, target's logit).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from meshwright.cost.blocks import Block, Edge
+from meshwright.cost.flows import Flow, Kind, Purpose, When, repeated, role_flows, roles_of
+from meshwright.cost.moves import Crossing, by_tokens, crossing, division, moves
+from meshwright.cost.placement import Placement
+from meshwright.cost.states import Parameters, Widths, count_parameters, sharding_of, state_flows
+from meshwright.model.operators import Attention
+from meshwright.model.spec import Part
+from meshwright.plan.groups import axis_groups, tied_ranks
+from meshwright.plan.rules import Inputs
+from meshwright.plan.spec import Row
+from meshwright.recipe.spec import BYTES
+
+NORM_BYTES = LOSS_BYTES = 8
+"""The square of the gradient norm, and the step's loss: one float64 number each."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Equal collectives of one optimizer step, as the first device of their group sees them.
+
+    `bytes` is, for each kind: `all_reduce` the tensor, `all_gather` the gathered tensor, `reduce_scatter` the tensor
+    before, `all_to_all` what a rank holds (before as after), `exchange` what the busiest rank receives, `broadcast` the
+    tensor, `p2p` the message. Runtimes may cut one into buckets.
+    """
+
+    purpose: Purpose
+    kind: Kind
+    group: str
+    """Name of the group; of both, 'a > b', where two take part; empty for all ranks."""
+    axes: tuple[str, ...]
+    """Axes of the group's mesh; empty where groups take part as a whole."""
+    ranks: tuple[int, ...]
+    """The first device's process group, in mesh order."""
+    bytes: float
+    count: int
+    """In the whole step: layers of the span x micro-batches x times each."""
+    span: str
+    """The layers."""
+    when: When
+
+
+def widths_of(placement: Placement) -> Widths:
+    """Bytes of a parameter and of its gradient, by the recipe."""
+    precision = placement.recipe.precision
+    return Widths(BYTES[precision.compute], BYTES[precision.reduce])
+
+
+def held_by(placement: Placement, block: Block) -> list[tuple[Row, Parameters]]:
+    """The parameters of one layer of a block on one rank, row by row, before any state shards them."""
+    counted = placement.once(("held", block.likeness), lambda: _counted(placement, block))
+    return [(row, parameters) for (row, _), parameters in zip(block.rows(), counted, strict=True)]
+
+
+def _counted(placement: Placement, block: Block) -> list[Parameters]:
+    shares = dict(zip((part.name for part in block.stack.parts), placement.shares(block), strict=True))
+    return [count_parameters(share for part in parts for share in shares[part.name]) for _, parts in block.rows()]
+
+
+def block_flows(placement: Placement, block: Block) -> list[Flow]:
+    """The collectives of one layer of a block: of its roles and recompute, of the moves to and from parts with roles of
+    their own, and of its states.
+    """
+    return placement.once(("flows", block.likeness), lambda: _block_flows(placement, block))
+
+
+def _block_flows(placement: Placement, block: Block) -> list[Flow]:
+    mesh = placement.group(block.group).mesh
+    shares = dict(zip((part.name for part in block.stack.parts), placement.shares(block), strict=True))
+    flows: list[Flow] = []
+    for row, parts in block.rows():
+        here: list[Flow] = []
+        for part in parts:
+            here += role_flows(shares[part.name], roles_of(row, mesh), placement.kernels, placement.element)
+        if row is not block.row:
+            here += _part_moves(placement, block, row, parts)
+        flows += here + (repeated(here, row.recompute, placement.kernels) if _backward(block) else [])
+    return flows + _block_states(placement, block)
+
+
+def _backward(block: Block) -> bool:
+    return block.learning.trains or block.learning.fed
+
+
+def _part_moves(placement: Placement, block: Block, row: Row, parts: tuple[Part, ...]) -> list[Flow]:
+    """To the part's own division and back, forward; the same in backward."""
+    mesh = placement.group(block.group).mesh
+    ordered = any(isinstance(operator, Attention) for part in parts for operator in part.operators)
+    divide = division if ordered else by_tokens
+    source, target = divide(block.row, mesh), divide(row, mesh)
+    size = placement.element * placement.samples * placement.lengths[block.stack.stream] * block.stack.output
+    there = moves(mesh, source, target, size) + moves(mesh, target, source, size)
+    return there + ([flow._replace(when="backward") for flow in there] if _backward(block) else [])
+
+
+def _block_states(placement: Placement, block: Block) -> list[Flow]:
+    """None where a later layer shards the block's parameters together with its own."""
+    if block.lends:
+        return []
+    mesh, flows = placement.group(block.group).mesh, list[Flow]()
+    follows = block.last and (placement.plan.schedule == "1f1b" or len(placement.plan.stages) == 1)
+    for row, held in held_by(placement, block):
+        whole = held
+        for name in block.joined if row is block.row else ():
+            whole = whole.plus(held_by(placement, placement.block_of[name])[0][1])
+        flows += state_flows(
+            sharding_of(row, mesh),
+            whole,
+            widths_of(placement),
+            sync=placement.plan.execution.sync,
+            backward=_backward(block),
+            again=not follows,
+        )
+    return flows
+
+
+def edge_flows(placement: Placement, edge: Edge) -> list[Flow]:
+    """The moves between two layers of one group."""
+    mesh = placement.group(edge.target.group).mesh
+    source, target = division(edge.source.row, mesh), division(edge.target.row, mesh)
+    size = edge_bytes(placement, edge)
+    back = moves(mesh, target, source, size) if edge.learns else []
+    return moves(mesh, source, target, size) + [flow._replace(when="backward") for flow in back]
+
+
+def edge_bytes(placement: Placement, edge: Edge) -> float:
+    """Bytes of the activations that an edge carries for a micro-batch, all ranks together."""
+    return placement.element * placement.samples * placement.lengths[edge.stream] * edge.width
+
+
+def edge_crossing(placement: Placement, edge: Edge) -> Crossing:
+    """What crosses from one group to another."""
+    source = placement.group(edge.source.group), edge.source.row
+    found = crossing(source, (placement.group(edge.target.group), edge.target.row), edge_bytes(placement, edge))
+    return found if edge.learns else found._replace(backward=0.0)
+
+
+def step_collectives(inputs: Inputs) -> list[Collective]:
+    """Every collective of one optimizer step, as the first device of each group takes part in it; equal ones once."""
+    return list(_merged(_all_collectives(Placement(inputs))))
+
+
+def _all_collectives(placement: Placement) -> Iterator[Collective]:
+    for block in placement.blocks:
+        span, layers = block.span, len(block.names)
+        for flow in block_flows(placement, block):
+            yield _collective(placement, flow, block.group, span, layers)
+    for edge in placement.edges:
+        yield from _edge_collectives(placement, edge)
+    yield from tied_collectives(placement)
+    yield from whole_step(placement)
+
+
+def _collective(placement: Placement, flow: Flow, group: str, span: str, layers: int) -> Collective:
+    per_step = placement.plan.micro_batches if flow.when in ("forward", "recompute", "backward") else 1
+    ranks = axis_groups(placement.group(group), flow.axes)[0]
+    count = layers * flow.times * per_step
+    return Collective(flow.purpose, flow.kind, group, flow.axes, ranks, flow.bytes, count, span, flow.when)
+
+
+def _edge_collectives(placement: Placement, edge: Edge) -> Iterator[Collective]:
+    if edge.source.group == edge.target.group:
+        for flow in edge_flows(placement, edge):
+            yield _collective(placement, flow, edge.target.group, edge.target.layer, 1)
+        return
+    crossed = edge_crossing(placement, edge)
+    name, span = f"{edge.source.group} > {edge.target.group}", edge.target.layer
+    ranks = tuple(placement.group(group).devices[0] for group in (edge.source.group, edge.target.group))
+    ways: tuple[tuple[float, When], ...] = ((crossed.forward, "forward"), (crossed.backward, "backward"))
+    for size, when in ways:
+        if size:
+            yield Collective("pipeline", "p2p", name, (), ranks, size, placement.plan.micro_batches, span, when)
+
+
+def tied_collectives(placement: Placement) -> Iterator[Collective]:
+    """The gradients of a tied parameter's copies on other groups are summed once a step. Where the groups are alike,
+    each rank sums its own slice; else all of them sum the whole.
+    """
+    gradient = widths_of(placement).gradient
+    for owner, copies in placement.ties:
+        if not copies or not placement.learns[owner]:
+            continue
+        members = [placement.placed(name) for name in (owner, *copies)]
+        names = list(dict.fromkeys(placed.group for placed in members))
+        alike = len({placement.group(name).size for name in names}) == 1
+        numbers = _tied_numbers(placement, copies[0], whole=not alike)
+        ranks = tied_ranks(placement.plan, members)[0]
+        yield Collective("tied", "all_reduce", " > ".join(names), (), ranks, gradient * numbers, 1, owner, "reduce")
+
+
+def _tied_numbers(placement: Placement, copy: str, *, whole: bool) -> float:
+    """Numbers of a tied parameter's copy: the whole, or the slice that one rank holds."""
+    block = placement.block_of[copy]
+    tied = [operator for operator in block.stack.operators if getattr(operator, "tied", False)]
+    if whole:
+        return float(sum(operator.model_copy(update={"tied": False}).parameters() for operator in tied))
+    mesh = placement.group(block.group).mesh
+    names = {operator.path for operator in tied}
+    shares = [share.operator for part in placement.shares(block) for share in part if share.operator.path in names]
+    kept = sharding_of(block.row, mesh).kept("zero2", "zero3")
+    return sum(operator.parameters() for operator in shares) / kept
+
+
+def whole_step(placement: Placement) -> Iterator[Collective]:
+    """The loss over the ranks that hold other samples, and the gradient norm over all ranks."""
+    last = placement.plan.placed[-1]
+    group = placement.group(last.group)
+    axes = division(last.row, group.mesh).batch
+    ranks = axis_groups(group, axes)[0]
+    if len(ranks) > 1:
+        yield Collective("loss", "all_reduce", last.group, axes, ranks, LOSS_BYTES, 1, last.layer, "reduce")
+    world = tuple(sorted({rank for name in placement.plan.groups for rank in placement.group(name).devices}))
+    if placement.recipe.clip_norm is not None and len(world) > 1:
+        yield Collective("norm", "all_reduce", "", (), world, NORM_BYTES, 1, "", "reduce")
+
+
+def _merged(collectives: Iterable[Collective]) -> Iterable[Collective]:
+    found: dict[tuple[object, ...], Collective] = {}
+    for one in collectives:
+        key = (one.purpose, one.kind, one.group, one.axes, one.bytes, one.span, one.when)
+        before = found.get(key)
+        found[key] = one if before is None else Collective(**(vars(before) | {"count": before.count + one.count}))
+    return found.values()

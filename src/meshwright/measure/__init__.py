@@ -1,0 +1,1 @@
+"""Runs and machines turned into data."""

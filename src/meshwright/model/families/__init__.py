@@ -1,0 +1,1 @@
+"""How each family of models reads its configuration: a file a family."""

@@ -1,0 +1,71 @@
+"""GPT-2 (transformers.models.gpt2)."""
+
+from meshwright.model.families.config import Config
+from meshwright.model.families.decoder import decoder_stacks, dropout, embedding_tie, language_head
+from meshwright.model.operators import Activation, Add, Attention, Embedding, Linear, Norm, Operator
+from meshwright.model.spec import ModelSpec
+
+_AT = "transformer.h.{i}."
+
+
+def gpt2(config: Config, name: str) -> ModelSpec:
+    """Pre-norm blocks: attention with one fused matrix for query, key and value, learned positions, a plain MLP."""
+    hidden, vocabulary = config.size("n_embd"), config.size("vocab_size")
+    tied = config.flag("tie_word_embeddings", True)
+    norm = Norm(path="transformer.ln_f", kind="layer", width=hidden, bias=True)
+    return ModelSpec(
+        name=name,
+        family="gpt2",
+        source=config.source,
+        stacks=decoder_stacks(
+            _embedding(config, hidden, vocabulary),
+            {"attention": _attention(config, hidden), "mlp": _mlp(config, hidden)},
+            language_head(norm, hidden, vocabulary, tied=tied),
+            layers=config.size("n_layer"),
+            hidden=hidden,
+            vocabulary=vocabulary,
+            modules=(
+                ("transformer.wte", "transformer.wpe", "transformer.drop"),
+                "transformer.h.{i}",
+                ("transformer.ln_f", "lm_head"),
+            ),
+        ),
+        ties=embedding_tie("transformer.wte.weight", tied=tied),
+    )
+
+
+def _embedding(config: Config, hidden: int, vocabulary: int) -> list[Operator]:
+    return [
+        Embedding(path="transformer.wte", rows=vocabulary, width=hidden, split="vocabulary"),
+        Embedding(path="transformer.wpe", rows=config.size("n_positions", 1024), width=hidden),
+        Add(width=hidden),
+        *dropout(config.chance("embd_pdrop", 0.1), hidden, "hidden", "transformer.drop"),
+    ]
+
+
+def _attention(config: Config, hidden: int) -> list[Operator]:
+    heads, at = config.size("n_head"), _AT + "attn"
+    if hidden % heads:
+        raise config.error("n_head", f"{heads} heads do not divide n_embd, which is {hidden}")
+    fused = (hidden, hidden, hidden)
+    return [
+        Norm(path=_AT + "ln_1", kind="layer", width=hidden, bias=True),
+        Linear(path=f"{at}.c_attn", inputs=hidden, outputs=3 * hidden, bias=True, split="column", segments=fused),
+        Attention(path=at, heads=heads, kv_heads=heads, head_dim=hidden // heads),
+        *dropout(config.chance("attn_pdrop", 0.1), heads, "attention", f"{at}.attn_dropout"),
+        Linear(path=f"{at}.c_proj", inputs=hidden, outputs=hidden, bias=True, split="row"),
+        *dropout(config.chance("resid_pdrop", 0.1), hidden, "hidden", f"{at}.resid_dropout"),
+        Add(width=hidden),
+    ]
+
+
+def _mlp(config: Config, hidden: int) -> list[Operator]:
+    ffn, at = config.size("n_inner", 4 * hidden), _AT + "mlp"
+    return [
+        Norm(path=_AT + "ln_2", kind="layer", width=hidden, bias=True),
+        Linear(path=f"{at}.c_fc", inputs=hidden, outputs=ffn, bias=True, split="column"),
+        Activation(function="gelu_new", width=ffn),
+        Linear(path=f"{at}.c_proj", inputs=ffn, outputs=hidden, bias=True, split="row"),
+        *dropout(config.chance("resid_pdrop", 0.1), hidden, "hidden", f"{at}.dropout"),
+        Add(width=hidden),
+    ]

@@ -1,0 +1,1 @@
+"""Showing: tables and plain text."""

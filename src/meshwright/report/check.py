@@ -1,0 +1,100 @@
+"""The verdict on a plan: fits, does not fit, or bad."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from meshwright.plan.groups import GroupSet, process_groups, show_groups
+from meshwright.plan.rules import Inputs, Problem, Scope, check_plan
+from meshwright.plan.rules_runtime import tied_layers
+from meshwright.report.blocks import Block, Lines, Tone, table
+from meshwright.report.estimate import plan_facts
+from meshwright.report.memory import MemoryVerdict, judge_memory, memory_table
+
+Judgement = Literal["fits", "not-judged", "does-not-fit", "bad"]
+EXIT_CODES: dict[Judgement, int] = {"fits": 0, "not-judged": 0, "does-not-fit": 1, "bad": 2}
+
+
+class Verdict(NamedTuple):
+    """What is wrong with a plan, and whether it fits; `memory` is none where the plan is bad."""
+
+    inputs: Inputs
+    scope: Scope
+    problems: Sequence[Problem]
+    memory: MemoryVerdict | None
+
+    @property
+    def judgement(self) -> Judgement:
+        """Bad where a rule says so; memory decides between the others, if it could be judged."""
+        if self.memory is None:
+            return "bad"
+        return "not-judged" if self.memory.fits is None else "fits" if self.memory.fits else "does-not-fit"
+
+
+def judge(inputs: Inputs, scope: Scope) -> Verdict:
+    """Ask the rules of a scope, and then the memory."""
+    problems = check_plan(inputs, scope)
+    sound = not any(problem.severity == "error" for problem in problems)
+    return Verdict(inputs, scope, problems, judge_memory(inputs) if sound else None)
+
+
+def groups_of(inputs: Inputs) -> tuple[GroupSet, ...]:
+    """Every process group of a plan that has a meaning."""
+    return process_groups(inputs.plan, tied_layers(inputs.model))
+
+
+def check_data(verdict: Verdict, groups: bool) -> dict[str, Any]:
+    """The verdict as plain data."""
+    data: dict[str, Any] = {
+        "verdict": verdict.judgement,
+        "scope": verdict.scope,
+        "problems": [vars(problem) for problem in verdict.problems],
+        "memory": verdict.memory.as_data() if verdict.memory else None,
+    }
+    if groups and verdict.judgement != "bad":
+        data["groups"] = [
+            {"purpose": each.purpose, "used_by": list(each.used_by)} | show_groups(each.ranks)
+            for each in groups_of(verdict.inputs)
+        ]
+    return data
+
+
+def check_blocks(verdict: Verdict, groups: bool) -> list[Block]:
+    """The same for a person; the verdict stands first."""
+    blocks: list[Block] = [_headline(verdict)]
+    for severity, title, tone in _SEVERITIES:
+        said = tuple(str(problem) for problem in verdict.problems if problem.severity == severity)
+        if said:
+            blocks.append(Lines(title, said, tone))
+    blocks.append(plan_facts(verdict.inputs))
+    if verdict.memory is not None and verdict.memory.stages:
+        blocks.append(memory_table(verdict.memory.stages))
+    if groups and verdict.judgement != "bad":
+        blocks.append(_groups(verdict.inputs))
+    return blocks
+
+
+_SEVERITIES: tuple[tuple[str, str, Tone], ...] = (("error", "", "plain"), ("warning", "warnings", "warning"))
+
+
+def _headline(verdict: Verdict) -> Block:
+    count = sum(problem.severity == "error" for problem in verdict.problems)
+    said = verdict.memory.sentence if verdict.memory else f"{count} problem{'s' * (count != 1)}"
+    words, tone = _WORDS[verdict.judgement]
+    return Lines("", (f"{words} {said}",), tone)
+
+
+_WORDS: dict[Judgement, tuple[str, Tone]] = {
+    "fits": ("fits:", "good"),
+    "not-judged": ("no problem found, but", "warning"),
+    "does-not-fit": ("does not fit:", "bad"),
+    "bad": ("bad:", "bad"),
+}
+
+
+def _groups(inputs: Inputs) -> Block:
+    rows: list[tuple[str, ...]] = []
+    for each in groups_of(inputs):
+        shown = {key: str(value) for key, value in show_groups(each.ranks).items()}
+        ranks = shown.get("all") or f"{shown['first']} from {shown['starts']}"
+        rows.append((each.purpose, shown["count"], shown["size"], ranks, " ".join(each.used_by)))
+    return table("process groups", "purpose | >groups | >ranks | first, from where each starts | used by", rows)

@@ -1,0 +1,156 @@
+"""Seconds of operators by the roofline."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.cost.compute import Machine, costs, layer_seconds, machines, needed_flops, optimizer_bytes
+from meshwright.cost.kernels import KERNEL_SETS
+from meshwright.cost.placement import Placement
+from meshwright.cost.shares import Share
+from meshwright.cost.uses import Storage
+from meshwright.model.operators import Attention, Linear, Norm, Operator, Work
+from meshwright.plan.spec import Save
+from meshwright.recipe.spec import Recipe
+from tests.cost.build import QUICK, inputs, llama
+
+MACHINE = Machine(compute=1e12, matmul=1e12, memory=1e9)
+WORK = Work(samples=2, length=64, context=64)
+CORE = Attention(heads=4, kv_heads=4, head_dim=16)
+
+
+def share(operator: Operator, **fields: Any) -> Share:
+    """An operator with all its gradients."""
+    return Share(operator, WORK, **{"learns": operator.parameters() > 0, "passes": True} | fields)
+
+
+@pytest.mark.parametrize(
+    ("machine", "seconds"),
+    [
+        (Machine(compute=1e6, matmul=1e6, memory=1e15), 2 * 128 * 64 * 32 / 1e6),
+        (Machine(compute=1e15, matmul=1e15, memory=1e6), 2 * (128 * 64 + 128 * 32 + 64 * 32) / 1e6),
+        (Machine(compute=1e15, matmul=1e6, memory=1e15), 2 * 128 * 64 * 32 / 1e6),
+        (Machine(compute=1e6, matmul=1e6, memory=1e15, slowdown=2), 2 * 2 * 128 * 64 * 32 / 1e6),
+    ],
+    ids=["bound by FLOPs", "bound by memory", "in the dtype of products", "on a shared unit"],
+)
+def test_a_matrix_takes_the_longer_of_its_flops_and_its_bytes(machine: Machine, seconds: float) -> None:
+    one = costs(share(Linear(inputs=64, outputs=32)), KERNEL_SETS["hf-sdpa"], Storage())
+    assert one.seconds(machine)[0] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "products"),
+    [({}, 2), ({"learns": False}, 1), ({"passes": False}, 1), ({"learns": False, "passes": False}, 0)],
+    ids=["both gradients", "frozen", "nothing before it learns", "no gradient"],
+)
+def test_backward_does_a_product_for_each_gradient_that_is_wanted(fields: dict[str, bool], products: int) -> None:
+    one = costs(share(Linear(inputs=64, outputs=32), **fields), KERNEL_SETS["hf-sdpa"], Storage())
+    assert one.backward_flops == products * one.flops
+
+
+@pytest.mark.parametrize(
+    ("kernels", "core", "forward", "backward"),
+    [
+        ("hf-eager", CORE, 1, 2),
+        ("megatron-fused", CORE, 1, 2),
+        ("megatron-flash", CORE, 0.5, 1.25),
+        ("hf-sdpa", CORE.model_copy(update={"causal": False}), 1, 2.5),
+        ("hf-sdpa", CORE.model_copy(update={"window": 16}), 7 / 8, 7 / 8 * 2.5),
+        ("hf-sdpa", CORE.model_copy(update={"cross": "frames"}), 1, 2.5),
+    ],
+    ids=["eager", "fused", "flash, causal", "flash, both ways", "flash, a window", "flash, another stream"],
+)
+def test_flash_attention_skips_what_is_masked_and_computes_scores_again(
+    kernels: str, core: Attention, forward: float, backward: float
+) -> None:
+    one = costs(share(core), KERNEL_SETS[kernels], Storage())
+    square = core.flops(WORK)
+    assert (one.flops / square, one.backward_flops / square) == (forward, backward)
+
+
+@QUICK
+@given(
+    compute=st.floats(1e9, 1e15),
+    memory=st.floats(1e6, 1e13),
+    faster=st.floats(1, 50),
+    kernels=st.sampled_from(list(KERNEL_SETS)),
+)
+def test_a_faster_device_is_never_slower(compute: float, memory: float, faster: float, kernels: str) -> None:
+    layer = [share(Norm(kind="rms", width=64)), share(Linear(inputs=64, outputs=64)), share(CORE)]
+
+    def total(machine: Machine) -> float:
+        return sum(layer_seconds(layer, "full", KERNEL_SETS[kernels], Storage(), machine))
+
+    before = total(Machine(compute, compute, memory))
+    assert total(Machine(compute * faster, compute * faster, memory)) <= before
+    assert total(Machine(compute, compute, memory * faster)) <= before
+
+
+@pytest.mark.parametrize(
+    ("recompute", "again"),
+    [
+        ("none", []),
+        ("full", [Norm, Linear, Attention]),
+        ("selective", [Attention]),
+        (Save(save=("matmul",)), [Norm, Attention]),
+        (Save(save=("matmul", "attention")), [Norm]),
+    ],
+    ids=["none", "full", "selective", "matmuls saved", "all but the norm saved"],
+)
+def test_recompute_runs_again_what_it_does_not_keep(recompute: Any, again: list[type]) -> None:
+    layer = [share(Norm(kind="rms", width=64)), share(Linear(inputs=64, outputs=64)), share(CORE)]
+    spent = layer_seconds(layer, recompute, KERNEL_SETS["hf-sdpa"], Storage(), MACHINE)
+    forward = [layer_seconds([one], "none", KERNEL_SETS["hf-sdpa"], Storage(), MACHINE).forward for one in layer]
+    expected = sum(time for one, time in zip(layer, forward, strict=True) if type(one.operator) in again)
+    assert spent.recompute == pytest.approx(expected)
+
+
+def test_what_wants_no_gradient_has_no_backward_and_no_recompute() -> None:
+    still = share(Linear(inputs=64, outputs=64), learns=False, passes=False)
+    spent = layer_seconds([still], "full", KERNEL_SETS["hf-sdpa"], Storage(), MACHINE)
+    assert (spent.recompute, spent.backward) == (0, 0)
+    assert spent.forward > 0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "slowdown"), [("cpu:4/2", 4, 2), ("cpu:4/2", 2, 1), ("cpu:4", 4, 1), ("cpu:8/4", 8, 2)]
+)
+def test_ranks_that_share_cores_slow_each_other_down(cluster: str, ranks: int, slowdown: float) -> None:
+    placement = Placement(inputs(llama(), cluster, {"all": ranks}, {"all": "dp"}))
+    assert [machine.slowdown for machine in machines(placement, "g0")] == [slowdown]
+
+
+def test_a_group_on_two_kinds_of_devices_has_two_machines() -> None:
+    recipe = {"precision": {"compute": "fp16"}}
+    placement = Placement(inputs(llama(), "2xh100+2xv100", {"all": 4}, {"all": "dp"}, recipe=recipe))
+    assert [machine.compute for machine in machines(placement, "g0")] == [989.4e12, 125e12]
+
+
+def test_matrices_may_multiply_in_a_narrower_dtype() -> None:
+    recipe = {"precision": {"matmul": "fp8"}}
+    [machine] = machines(Placement(inputs(llama(), "8xh100", {"all": 8}, {"all": "dp"}, recipe=recipe)), "g0")
+    assert (machine.compute, machine.matmul) == (989.4e12, 1978.9e12)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, 2 * 4 + 4 * 4 + 2 * 4 + 2),
+        ({"clip_norm": None}, 4 + 4 * 4 + 2 * 4 + 2),
+        ({"precision": {"compute": "fp32", "master": "fp32"}}, 2 * 4 + 4 * 4 + 2 * 4),
+        ({"optimizer": {"name": "sgd"}, "precision": {"master": None}}, 2 * 4 + 2 * 2),
+    ],
+    ids=["adam", "without clipping", "one dtype", "plain descent"],
+)
+def test_the_optimizer_reads_and_writes_its_states(fields: dict[str, Any], expected: int) -> None:
+    recipe = Recipe.from_data({"meshwright_recipe": 1, "global_batch": 1, "sequence": 1} | fields)
+    assert optimizer_bytes(recipe, 1) == expected
+
+
+def test_what_a_model_needs_counts_causal_attention_as_half_and_no_recompute() -> None:
+    assert needed_flops(share(CORE)) == 3 * CORE.flops(WORK) / 2
+    matrix = Linear(inputs=64, outputs=32)
+    assert needed_flops(share(matrix)) == 3 * matrix.flops(WORK)

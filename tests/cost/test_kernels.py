@@ -1,0 +1,167 @@
+"""What kernel sets keep, against what autograd keeps and what the papers count."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from meshwright.cost.kernels import KERNEL_SETS
+from meshwright.cost.shares import Extent, Learning, Ways, layer_shares
+from meshwright.cost.uses import storage_of
+from meshwright.model.hf_config import from_config
+from meshwright.model.operators import Activation
+from meshwright.model.spec import Part
+from tests.cost.build import GPT2, LLAMA
+
+SAMPLES, LENGTH = 2, 64
+DROPPED = GPT2 | {"resid_pdrop": 0.1, "attn_pdrop": 0.1}
+KEPT_WHOLE = GPT2 | {"resid_pdrop": 0.0, "attn_pdrop": 0.0}
+Measure = Callable[[dict[str, Any], str, str], float]
+
+
+def predicted(
+    config: dict[str, Any], kernels: str, element: float, ways: Ways | None = None, backend: str = "gloo"
+) -> float:
+    """Bytes that one decoder layer keeps for one micro-batch."""
+    model = from_config(config)
+    stack = next(stack for stack in model.stacks if stack.span.startswith("decoder"))
+    parts = [(_with_activation(part, config.get("activation_function")), ways or Ways()) for part in stack.parts]
+    shares = layer_shares(parts, Extent(SAMPLES, {"tokens": LENGTH}, "tokens"), Learning())
+    storage = storage_of(element, backend, model.family)
+    return sum(KERNEL_SETS[kernels].use(share, storage).kept for part in shares for share in part)
+
+
+def _with_activation(part: Part, function: str | None) -> Part:
+    changed = {"function": function} if function else {}
+    operators = tuple(op.model_copy(update=changed) if isinstance(op, Activation) else op for op in part.operators)
+    return part.model_copy(update={"operators": operators})
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measure:
+    """Bytes that autograd keeps of the second decoder layer: each storage once, parameters and buffers left out."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+
+    def measure(config: dict[str, Any], attention: str, dtype: str) -> float:
+        settings = transformers.AutoConfig.for_model(**config, bos_token_id=0, eos_token_id=0)
+        built = transformers.AutoModelForCausalLM.from_config(settings, attn_implementation=attention)
+        model = built.to(getattr(torch, dtype)).train()
+        layer = next(m for name, m in model.named_modules() if name.endswith((".h.1", ".layers.1")))
+        known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+        found: dict[int, Any] = {}
+        here = [False]
+
+        def pack(tensor: Any) -> Any:
+            storage = tensor.untyped_storage()
+            if here[0] and storage.data_ptr() not in known:
+                found.setdefault(storage.data_ptr(), storage)
+            known.add(storage.data_ptr())
+            return tensor
+
+        layer.register_forward_pre_hook(lambda *_: here.__setitem__(0, True))
+        layer.register_forward_hook(lambda *_: here.__setitem__(0, False))
+        ids = torch.randint(0, config["vocab_size"], (SAMPLES, LENGTH))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(input_ids=ids, use_cache=False)
+        return float(sum(storage.nbytes() for storage in found.values()))
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "element"),
+    [
+        pytest.param(DROPPED, "bfloat16", 2, id="gpt2 bf16"),
+        pytest.param(DROPPED, "float32", 4, id="gpt2 fp32"),
+        pytest.param(KEPT_WHOLE, "bfloat16", 2, id="gpt2 without dropout"),
+        pytest.param(KEPT_WHOLE | {"activation_function": "relu"}, "bfloat16", 2, id="relu"),
+        pytest.param(DROPPED | {"activation_function": "quick_gelu"}, "bfloat16", 2, id="quick gelu"),
+        pytest.param(DROPPED | {"activation_function": "gelu"}, "bfloat16", 2, id="gelu"),
+        pytest.param(LLAMA, "bfloat16", 2, id="llama bf16"),
+        pytest.param(LLAMA, "float32", 4, id="llama fp32"),
+        pytest.param(LLAMA, "float64", 8, id="llama fp64"),
+        pytest.param(LLAMA | {"attention_dropout": 0.1}, "bfloat16", 2, id="llama with dropout"),
+        pytest.param(LLAMA | {"num_key_value_heads": 4}, "bfloat16", 2, id="llama without grouped heads"),
+    ],
+)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_hf_kernel_sets_keep_what_autograd_keeps(
+    measured: Measure, config: dict[str, Any], dtype: str, element: int, attention: str
+) -> None:
+    assert predicted(config, f"hf-{attention}", element) == measured(config, attention, dtype)
+
+
+def test_gpt2_keeps_84_bytes_eager_and_114_with_sdpa_on_cpu() -> None:
+    """Per sample, position and hidden number, in bf16 with a s / h = 4, besides the norms' statistics."""
+    numbers = SAMPLES * LENGTH * GPT2["n_embd"]
+    assert [int(predicted(DROPPED, kernels, 2) / numbers) for kernels in ("hf-eager", "hf-sdpa")] == [84, 114]
+
+
+@pytest.mark.parametrize(
+    ("config", "per_number"),
+    [
+        pytest.param(LLAMA, 29.375, id="llama"),
+        pytest.param(GPT2 | {"attn_pdrop": 0.0}, 34.375, id="gpt2"),
+        pytest.param(GPT2, 77.1875, id="gpt2 with attention dropout"),
+    ],
+)
+def test_compiled_layers_keep_what_the_partitioner_was_measured_to_keep(
+    config: dict[str, Any], per_number: float
+) -> None:
+    """Measured once with torch 2.13, backend aot_eager_decomp_partition, bf16 on CPU: bytes per s b h."""
+    kept = predicted(config, "torch-compile", 2) / (SAMPLES * LENGTH * 64)
+    assert kept == pytest.approx(per_number, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("ways", "formula"),
+    [
+        pytest.param(Ways(), lambda a_s_h, t: 34 + 5 * a_s_h, id="one rank, equation 1"),
+        pytest.param(Ways(tensor=2), lambda a_s_h, t: 10 + 24 / t + 5 * a_s_h / t, id="tp, equation 2"),
+        pytest.param(Ways(tensor=2, scattered=2), lambda a_s_h, t: (34 + 5 * a_s_h) / t, id="tp+sp, equation 4"),
+        pytest.param(Ways(tensor=4, scattered=4), lambda a_s_h, t: (34 + 5 * a_s_h) / t, id="tp+sp of 4, equation 4"),
+    ],
+)
+def test_megatron_fused_keeps_korthikantis_bytes(ways: Ways, formula: Callable[[float, int], float]) -> None:
+    """Korthikanti 2022, table 2: bytes of one layer, in units of s b h."""
+    heads, hidden = GPT2["n_head"], GPT2["n_embd"]
+    expected = SAMPLES * LENGTH * hidden * formula(heads * LENGTH / hidden, ways.tensor)
+    assert predicted(GPT2, "megatron-fused", 2, ways, backend="nccl") == expected
+
+
+def test_flash_attention_keeps_one_number_a_row_instead_of_the_scores() -> None:
+    """34 s b h, less the mask of nothing, and 4 bytes for each head and position."""
+    numbers, rows = SAMPLES * LENGTH * GPT2["n_embd"], SAMPLES * LENGTH * GPT2["n_head"]
+    assert predicted(GPT2, "megatron-flash", 2, backend="nccl") == 34 * numbers + 4 * rows
+
+
+def test_a_gpu_keeps_dropout_masks_in_bytes() -> None:
+    on_cpu, on_gpu = (predicted(DROPPED, "hf-eager", 2, backend=backend) for backend in ("gloo", "nccl"))
+    masks = SAMPLES * LENGTH * (2 * GPT2["n_embd"] + GPT2["n_head"] * LENGTH)
+    statistics = 4 * SAMPLES * LENGTH
+    assert on_cpu - on_gpu == masks - 2 * statistics
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_flash_sets_keep_less_than_eager_ones_on_gpus(config: dict[str, Any]) -> None:
+    kept = {name: predicted(config, name, 2, backend="nccl") for name in KERNEL_SETS}
+    assert kept["torch-compile"] < kept["hf-sdpa"] < kept["hf-eager"]
+    assert kept["megatron-flash"] < kept["megatron-fused"] < kept["hf-eager"]
+
+
+def test_every_kernel_set_has_a_kernel_for_every_operator() -> None:
+    from typing import get_args
+
+    from meshwright.model.operators import Operator
+
+    kinds = set(get_args(get_args(Operator)[0]))
+    assert all(set(kernels.kernels) == kinds for kernels in KERNEL_SETS.values())
+
+
+def test_the_kernel_sets_are_those_that_a_plan_may_name() -> None:
+    from typing import get_args
+
+    from meshwright.plan.spec import Execution
+
+    assert set(KERNEL_SETS) == set(get_args(Execution.model_fields["kernels"].annotation))

@@ -1,0 +1,51 @@
+"""The bytes that a step moves are the bytes that `cost.volumes` says, collective by collective."""
+
+from collections import Counter
+
+import pytest
+
+import meshwright as mw
+from meshwright.cost.volumes import step_collectives
+from meshwright.plan.resolve import plan_inputs
+from meshwright.train.launch import WorkerPool
+from tests.parity.cases import every
+from tests.parity.harness import CLIP, Case, batches, build, plan_of, recipe_of
+from tests.runtime.counting import CountCollectives, Counts
+
+CASES = {name: case for name, case in every().items() if "buckets" not in name and not case.padded}
+
+
+def _counted(case: Case) -> Counts:
+    module = build(case)
+    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    first, second, _ = batches(case)
+    parallel.forward_backward(first)  # FSDP2 makes its own state in the first step
+    with CountCollectives() as counting:
+        parallel.forward_backward(second)
+        parallel.clip_grad_norm_(CLIP)
+    return counting.counts
+
+
+def _predicted(case: Case) -> Counts:
+    module = build(case)
+    inputs = plan_inputs(plan_of(case, module), model=module.config, recipe=recipe_of(case))
+    counts: Counts = Counter()
+    for collective in step_collectives(inputs):
+        counts[collective.kind, round(collective.bytes)] += collective.count
+    return counts
+
+
+def _taken(counts: Counts, kind: str) -> int:
+    """Take a kind out of the counts: its bytes in all."""
+    keys = [key for key in counts if key[0] == kind]
+    return sum(key[1] * counts.pop(key) for key in keys)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_what_moves_is_what_was_predicted(pool: WorkerPool, case: Case) -> None:
+    wanted, busiest = _predicted(case), 0
+    exchanged = _taken(wanted, "exchange")
+    for rank, found in enumerate(pool.run(_counted, case)):
+        busiest = max(busiest, _taken(found, "exchange"))
+        assert found == wanted, f"rank {rank}: only moved {found - wanted}, only predicted {wanted - found}"
+    assert busiest == exchanged

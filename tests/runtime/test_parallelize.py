@@ -1,0 +1,106 @@
+"""What `parallelize` refuses, and what it leaves behind."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import meshwright as mw
+from meshwright.errors import MeshwrightError, PlanError
+from meshwright.plan.groups import process_groups
+from meshwright.train.launch import WorkerPool
+from tests.parity.cases import FLAT, MIXED, ROLES, uniform
+from tests.parity.harness import Case, build, plan_of, recipe_of
+
+
+def _refused(case: Case, change: str) -> str:
+    module = build(case)
+    plan = plan_of(case, module)
+    if change == "world":
+        plan = plan.model_copy(update={"groups": {"all": plan.groups["all"].model_copy(update={"devices": (0, 1)})}})
+    if change == "module":
+        module.get_submodule("model").register_parameter("extra", nn.Parameter(torch.zeros(3)))
+    if change == "missing":
+        del module.get_submodule("model").norm
+    try:
+        mw.parallelize(module, plan, recipe=recipe_of(case))
+    except MeshwrightError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "said"),
+    [
+        (ROLES["dp"], "module", "parameter 'model.extra' belongs to no layer of model"),
+        (ROLES["dp"], "missing", "the module has no 'model.norm'"),
+        (Case(uniform(all="tp"), {"all": 4}, execution={"kernels": "hf-eager"}, micro_batches=3), "", "micro"),
+        (Case(uniform(all="cp"), FLAT), "", "cp"),
+        (Case(uniform(all="dp/zero2"), FLAT), "", "zero2"),
+    ],
+    ids=["extra parameter", "missing module", "uneven micro-batches", "unproven split", "unproven state"],
+)
+def test_what_cannot_run_is_refused_with_the_reason(pool: WorkerPool, case: Case, change: str, said: str) -> None:
+    assert all(said in message for message in pool.run(_refused, case, change))
+
+
+def _state(case: Case) -> tuple[int, int, dict[str, tuple[int, ...]]]:
+    module = build(case)
+    whole = sum(parameter.numel() for parameter in module.parameters())
+    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    parts = {name: tuple(_local(parameter).shape) for name, parameter in module.named_parameters()}
+    return whole, sum(_local(parameter).numel() for parameter in parallel.parameters()), parts
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+def test_a_rank_holds_only_its_part(pool: WorkerPool) -> None:
+    for whole, held, _ in pool.run(_state, ROLES["zero3"]):
+        assert held * 4 == whole
+    for _, _, parts in pool.run(_state, MIXED["tp 4, then tp 2 with zero3"]):
+        assert parts["model.layers.0.self_attn.q_proj.weight"] == (8, 32)
+        assert parts["model.layers.2.self_attn.q_proj.weight"] == (8, 32)
+        assert parts["model.layers.2.input_layernorm.weight"] == (16,)
+        assert parts["lm_head.weight"] == (16, 32)
+
+
+def _group_count(case: Case) -> tuple[int, int]:
+    from meshwright.runtime import mesh
+
+    mesh._made_in.cache_clear()
+    module = build(case)
+    plan = plan_of(case, module)
+    parallel = mw.parallelize(module, plan, recipe=recipe_of(case))
+    distinct = {ranks for each in process_groups(plan) for ranks in each.ranks} | {(0, 1, 2, 3)}
+    return len(parallel.place.processes._made.handles), len(distinct)
+
+
+def test_there_are_no_more_process_groups_than_sets_of_ranks(pool: WorkerPool) -> None:
+    assert all(made == distinct for made, distinct in pool.run(_group_count, ROLES["zero3 and tp"]))
+
+
+def _bad_batch(batch: dict[str, torch.Tensor], case: Case) -> str:
+    module = build(case)
+    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    try:
+        parallel.forward_backward(batch)
+    except PlanError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_a_batch_that_is_not_the_plans_is_refused(pool: WorkerPool) -> None:
+    ids = torch.zeros(6, 12, dtype=torch.int64)
+    assert pool.run(_bad_batch, {"input_ids": ids}, ROLES["dp"]) == ["the batch has no 'labels'; it has: input_ids"] * 4
+    said = "batch['input_ids'] has 6 samples; the plan's global batch is 8"
+    assert pool.run(_bad_batch, {"input_ids": ids, "labels": ids}, ROLES["dp"]) == [said] * 4
+
+
+def test_a_mask_for_layers_that_divide_the_samples_otherwise_is_refused(pool: WorkerPool) -> None:
+    ids = torch.zeros(8, 12, dtype=torch.int64)
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": ids}
+    said = "batch['attention_mask'] is one input for all layers, but 'decoder.2' divides the samples otherwise"
+    assert all(said in message for message in pool.run(_bad_batch, batch, MIXED["tp 4, then tp 2 with zero3"]))
