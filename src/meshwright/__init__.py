@@ -14,9 +14,19 @@ from meshwright.errors import MeshwrightError
 from meshwright.version import __version__
 
 if TYPE_CHECKING:
-    from meshwright.api import check, cluster, estimate, model, parallelize, recipe
+    from meshwright.api import check, cluster, estimate, model, parallelize, recipe, uniform_plan
 
-__all__ = ["MeshwrightError", "__version__", "check", "cluster", "estimate", "model", "parallelize", "recipe"]
+__all__ = [
+    "MeshwrightError",
+    "__version__",
+    "check",
+    "cluster",
+    "estimate",
+    "model",
+    "parallelize",
+    "recipe",
+    "uniform_plan",
+]
 
 # First of all, so that no later import of one of their modules sets these names to the packages, over the functions.
 for _package in ("cluster", "model", "recipe"):

@@ -39,6 +39,17 @@ def recipe(what: str | Path | Recipe | None = None, **fields: Any) -> Recipe:
     return Recipe.read(what) if what is not None else Recipe.from_data({"meshwright_recipe": 1} | fields, "recipe")
 
 
+def uniform_plan(model: Any, cluster: str | Path | Cluster, recipe: Recipe | str | Path, **degrees: Any) -> Plan:
+    """A plan in which all layers have the same roles: `uniform_plan("llama-3.1-8b", "8xh100", recipe, tp=2, zero=1)`.
+
+    `degrees` are those of `meshwright.plan.shorthand.uniform_plan`. Raises PlanError with the nearest that works.
+    """
+    from meshwright.plan.shorthand import uniform_plan as make
+
+    asked = recipe if isinstance(recipe, Recipe) else Recipe.read(recipe)
+    return make(resolve_model(model), resolve_cluster(cluster), asked, **degrees)
+
+
 def check(plan: Plan | str | Path, *, scope: Scope = "meaning", **inputs: Any) -> list[Problem]:
     """What is wrong with a plan by the rules of a scope; empty where nothing is.
 
@@ -55,14 +66,17 @@ def estimate(plan: Plan | str | Path, **inputs: Any) -> "Estimate":
     return estimate_plan(_inputs(plan, inputs))
 
 
-def parallelize(module: "nn.Module", plan: Plan | str | Path, **options: Any) -> "ParallelModel":
+def parallelize(module: "nn.Module", plan: Plan | str | Path, **inputs: Any) -> "ParallelModel":
     """Make a module train under a plan, on the process group of torch.distributed. Needs the extra `train`.
 
-    Raises PlanError where the runtime cannot run the plan.
+    `module` holds the whole model, equal on every rank, and is changed in place: afterwards it holds this rank's part.
+    `inputs` are `model` (else `module.config` says what it is, else the plan), `cluster` and `recipe`. Raises PlanError
+    where the runtime cannot run the plan, or the module is not the plan's model.
     """
     from meshwright.runtime.parallelize import parallelize as apply
 
-    return apply(module, plan if isinstance(plan, Plan) else read_plan(plan), **options)
+    known = getattr(module, "config", None)
+    return apply(module, _inputs(plan, ({"model": known} if known is not None else {}) | inputs))
 
 
 def _inputs(plan: Plan | str | Path, given: dict[str, Any]) -> Inputs:

@@ -43,15 +43,21 @@ class Document(Record):
 
     noun: ClassVar[str] = "document"
 
+    provenance: ClassVar[frozenset[str]] = frozenset()
+    """Keys that say what a thing is called and where its facts come from, which a fingerprint does not see."""
+
     @cached_property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits over all content, names and defaults included: equal contents, equal fingerprints."""
+        """16 hexadecimal digits over all content but provenance, defaults included: equal content, equal digits."""
         content = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def content(self) -> dict[str, Any]:
         """What the fingerprint covers, as plain data; mappings count without their order."""
-        return self.model_dump(mode="json")
+        data = self.model_dump(mode="json")
+        if self.provenance:
+            data.pop("name", None)
+        return {key: _without(value, self.provenance) for key, value in data.items() if key not in self.provenance}
 
     def to_yaml(self) -> str:
         """The document as YAML, defaults left out; `parse` gives an equal one back."""
@@ -101,6 +107,15 @@ class Document(Record):
         schema = cls.model_json_schema()
         required = [f"meshwright_{cls.noun}", *schema.get("required", ())]
         return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema | {"required": required}
+
+
+def _without(data: Any, keys: frozenset[str]) -> Any:
+    """Plain data without some keys, at every depth."""
+    if not keys:
+        return data
+    if isinstance(data, dict):
+        return {key: _without(value, keys) for key, value in data.items() if key not in keys}
+    return [_without(value, keys) for value in data] if isinstance(data, list) else data
 
 
 def _other_kind(data: dict[Any, Any]) -> str:

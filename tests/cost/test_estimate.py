@@ -43,9 +43,18 @@ def test_every_golden_plan_is_estimated_or_its_schedule_refused(path: Path) -> N
     assert len(found.memory) == len(given_inputs.plan.stages)
 
 
-@pytest.mark.parametrize(
-    "name", ["bloom-176b", "hsdp-llama-2-7b", "zero-offload-70b", "whisper-two-meshes", "gpt2-xl-tied"]
+RAN = (
+    "bloom-176b",
+    "hsdp-llama-2-7b",
+    "internevo-7b-zero1-8",
+    "lora-llama-2-70b",
+    "mixtral-8x22b-expert-tp",
+    "zero-offload-70b",
 )
+"""Golden plans whose sources ran them."""
+
+
+@pytest.mark.parametrize("name", RAN)
 def test_plans_that_were_run_fit(name: str) -> None:
     found = estimate_plan(read(next(path for path in PLANS if path.stem == name)))
     assert found.fits, found.verdict
@@ -197,7 +206,7 @@ def test_a_plan_that_does_not_fit_says_where_when_and_by_how_much() -> None:
     assert found.verdict.startswith("does not fit: ")
     assert "(stage 0, backward)" in found.verdict
     assert f"{over / 2**30:.3g} GiB too many" in found.verdict
-    assert "most of it optimizer" in found.verdict or "most of it activations" in found.verdict
+    assert "the largest part activations" in found.verdict
 
 
 def test_a_plan_that_fits_says_how_fast_it_is() -> None:

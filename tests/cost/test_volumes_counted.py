@@ -30,12 +30,9 @@ KINDS = {
 CASES = every()
 COUNTED = [
     "llama: dp",
-    "llama: zero3",
     "llama: tp",
     "llama: hybrid shards",
-    "llama: zero3 and tp",
     "llama: zero3 reduced once",
-    "llama: tp 4, then tp 2 with zero3",
     "llama: zero3, then tp 4",
     "llama: axes change places",
     "llama tied: zero3",

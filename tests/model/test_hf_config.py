@@ -79,7 +79,7 @@ def test_grouped_heads_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "lama"}, "model_type: 'lama' is no family that is known; did you mean 'llama'?"),
+        ({"model_type": "llamas"}, "model_type: 'llamas' is no family that is known; did you mean 'llama'?"),
         ({}, "model_type: required key is missing"),
         ({k: v for k, v in _SMALL_LLAMA.items() if k != "hidden_size"}, "hidden_size: required key is missing"),
         (_SMALL_LLAMA | {"vocab_size": -1}, "vocab_size: must be a whole number from 1"),

@@ -13,17 +13,27 @@ def cluster(text: str) -> dict[str, object]:
 
 
 FINGERPRINT = llama().fingerprint
+CLUSTER = parse_cluster("8xh100").fingerprint
 LISTENER = edited(PIPELINE, {"model": data_of(listener()), "recipe/sequence": {"audio": 48, "tokens": 32}})
 RESNET = edited(PIPELINE, {"model": data_of(resnet()), "recipe/micro_batches": 4})
 
 CASES = [
     Case(
-        "fingerprints-agree",
+        "model-agrees",
         {"plan/model/fingerprint": "0123456789abcdef"},
         "model.fingerprint",
         f"the plan was made for a model with fingerprint 0123456789abcdef, and this one has {FINGERPRINT}",
         f"give the model that it was made for, or write {FINGERPRINT}",
         {"plan/model/fingerprint": FINGERPRINT},
+    ),
+    Case(
+        "made-for-another",
+        {"plan/cluster/fingerprint": "0123456789abcdef"},
+        "cluster.fingerprint",
+        "the plan was made for another cluster (fingerprint 0123456789abcdef); "
+        f"what is said here holds for this one ({CLUSTER})",
+        f"give the cluster that it was made for, or write {CLUSTER}",
+        {"plan/cluster/fingerprint": CLUSTER},
     ),
     Case(
         "batch-agrees",

@@ -8,7 +8,6 @@ from meshwright.model.spec import ModelSpec
 from meshwright.plan.groups import GroupSet, process_groups, read_groups, show_groups
 from meshwright.plan.resolve import plan_inputs, read_plan
 from meshwright.plan.rule import Inputs
-from meshwright.plan.rules_runtime import tied_layers
 from meshwright.plan.spec import Plan
 from meshwright.yaml12 import load
 
@@ -24,7 +23,7 @@ def inputs(name: str) -> Inputs:
 
 def groups(plan: Plan, model: ModelSpec) -> tuple[GroupSet, ...]:
     """Every process group of a plan, those of tied parameters included."""
-    return process_groups(plan, tied_layers(model))
+    return process_groups(plan, model.tied_layers)
 
 
 def shown(sets: tuple[GroupSet, ...], name: str) -> str:

@@ -92,6 +92,7 @@ class Cluster(Document):
     """Pools of devices, numbered from 0 in the order of the pools; rank r runs on device r."""
 
     noun: ClassVar[str] = "cluster"
+    provenance: ClassVar[frozenset[str]] = frozenset({"source", "date", "price_source"})
     meshwright_cluster: Literal[1] = 1
     name: str
     devices: dict[str, Device]

@@ -65,7 +65,7 @@ class Estimate:
         if self.fits:
             return f"fits: {filled} on the fullest device ({at}); {pace}"
         over, part = show_bytes(tight.peak - tight.capacity), _largest(tight.worst)
-        return f"does not fit: {filled} on the fullest device ({at}), {over} too many, most of it {part}; {pace}"
+        return f"does not fit: {filled} on the fullest device ({at}), {over} too many, the largest part {part}; {pace}"
 
     def as_data(self) -> dict[str, Any]:
         """Plain data for `--json`; the timeline has a format of its own."""

@@ -14,7 +14,6 @@ from meshwright.model.operators import Linear
 from meshwright.model.spans import span_names
 from meshwright.model.spec import Layer, LayerStack, Part
 from meshwright.plan.rules import Inputs
-from meshwright.plan.rules_runtime import tied_layers
 from meshwright.plan.spec import Group, Placed, Row
 from meshwright.recipe.spec import BYTES
 
@@ -156,7 +155,7 @@ class Placement:
         """Each tied parameter: the layer of its owner, and those of the copies that another group holds."""
         return [
             (owner, tuple(name for name in copies if self._placed[name].group != self._placed[owner].group))
-            for owner, copies in tied_layers(self.model)
+            for owner, copies in self.model.tied_layers
         ]
 
     @cached_property
@@ -167,7 +166,7 @@ class Placement:
     def _joined(self) -> dict[str, tuple[str, ...]]:
         """The last of the layers that share a parameter on one group, under zero3 → the others."""
         found: dict[str, tuple[str, ...]] = {}
-        for owner, copies in tied_layers(self.model):
+        for owner, copies in self.model.tied_layers:
             together = [name for name in (owner, *copies) if self._placed[name].group == self._placed[owner].group]
             if len(set(together)) > 1 and self._placed[together[-1]].row.state == "zero3":
                 found[together[-1]] = tuple(name for name in dict.fromkeys(together[:-1]) if name != together[-1])

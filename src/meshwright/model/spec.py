@@ -106,6 +106,7 @@ class ModelSpec(Document):
     """A model as a planner sees it: layers in forward order, their graph, parts, operators and tied parameters."""
 
     noun: ClassVar[str] = "model"
+    provenance: ClassVar[frozenset[str]] = frozenset({"source"})
     meshwright_model: Literal[1] = 1
     name: str
     family: str
@@ -166,6 +167,27 @@ class ModelSpec(Document):
             op for stack in self.stacks for op in stack.operators if isinstance(op, Dropout) and op.of == "attention"
         ]
         return max((op.probability for op in found), default=0.0)
+
+    def layer_of(self, parameter: str) -> str | None:
+        """The layer whose modules hold a parameter, by its name; none where no layer does."""
+        path = parameter
+        while path and path not in self._layer_of_module:
+            path = path.rpartition(".")[0]
+        return self._layer_of_module.get(path)
+
+    @cached_property
+    def _layer_of_module(self) -> dict[str, str]:
+        return {path: layer.name for layer in self.layers for path in layer.modules}
+
+    @cached_property
+    def tied_layers(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """For each tied parameter, the layer of its owner and those of its copies."""
+        found = []
+        for tie in self.ties:
+            owner, *copies = (self.layer_of(parameter) for parameter in (tie.owner, *tie.copies))
+            if owner is not None:
+                found.append((owner, tuple(copy for copy in copies if copy is not None)))
+        return tuple(found)
 
     def part_names(self, layer: str) -> tuple[str, ...]:
         """Names of a layer's parts."""

@@ -1,7 +1,8 @@
-"""From axes to lists of ranks: which ranks form each process group. Pure arithmetic, the single source for both worlds.
+"""From axes to lists of ranks: which ranks form each process group. Pure arithmetic, the single source for both
+worlds.
 
-A group's devices are reshaped row-major to its mesh. The process groups over some axes are the devices that differ in those
-axes alone; inside each, the ranks stand in mesh order.
+A group's devices are reshaped row-major to its mesh. The process groups over some axes are the devices that differ in
+those axes alone; inside each, the ranks stand in mesh order.
 """
 
 import itertools
@@ -11,9 +12,11 @@ from typing import Literal, NamedTuple
 
 from meshwright.model.spans import format_spans, span_names
 from meshwright.plan.ranks import format_ranks, parse_ranks
-from meshwright.plan.spec import STATEFUL, Group, Placed, Plan, Row
+from meshwright.plan.spec import Group, Placed, Plan, Row
 
-Purpose = Literal["tensor", "context", "sequence", "expert", "batch", "shard", "replica", "gradient", "pipeline", "tied"]
+Purpose = Literal[
+    "tensor", "context", "sequence", "expert", "batch", "shard", "replica", "gradient", "pipeline", "tied"
+]
 RankLists = tuple[tuple[int, ...], ...]
 
 
@@ -67,9 +70,12 @@ def mesh_order(group: Group, axes: Iterable[str]) -> tuple[str, ...]:
 
 
 def purpose_axes(row: Row) -> dict[Purpose, tuple[str, ...]]:
-    """Which axes each kind of process group of a row spans. An empty tuple: none is needed."""
+    """Which axes each kind of process group of a row spans. An empty tuple: none is needed.
+
+    Gradients add up where ranks have other samples or positions; on a `copy` axis they are already equal.
+    """
     state = row.state_axes()
-    equal = row.axes(*STATEFUL)
+    summed = row.axes("dp", "cp", "ulysses")
     return {
         "tensor": row.axes("tp", "tp+sp"),
         "context": row.axes("cp"),
@@ -77,8 +83,8 @@ def purpose_axes(row: Row) -> dict[Purpose, tuple[str, ...]]:
         "expert": row.axes("ep"),
         "batch": row.axes("dp"),
         "shard": state,
-        "replica": tuple(axis for axis in equal if axis not in state),
-        "gradient": equal,
+        "replica": tuple(axis for axis in summed if axis not in state),
+        "gradient": summed,
     }
 
 
@@ -95,7 +101,8 @@ def process_groups(plan: Plan, ties: Sequence[tuple[str, Sequence[str]]] = ()) -
     for purpose, ranks, label in (*_pipeline(plan), *_tied(plan, ties)):
         _note(users, purpose, ranks, label)
     return tuple(
-        GroupSet(purpose, tuple(format_spans(dict.fromkeys(labels))), ranks) for (purpose, ranks), labels in users.items()
+        GroupSet(purpose, tuple(format_spans(dict.fromkeys(labels))), ranks)
+        for (purpose, ranks), labels in users.items()
     )
 
 

@@ -7,7 +7,6 @@ from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cluster.spec import Cluster
 from meshwright.errors import DocumentError
 from meshwright.model.resolve import resolve_model
-from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs
 from meshwright.plan.spec import Plan
 from meshwright.recipe.spec import Recipe

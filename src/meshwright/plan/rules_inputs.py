@@ -1,6 +1,6 @@
 """Rules about what a plan is for: it agrees with its model, cluster and recipe, and these with each other."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from meshwright.errors import nearest
 from meshwright.model.operators import Linear
@@ -13,11 +13,16 @@ from meshwright.recipe.spec import BYTES
 _COMPUTE = ("fp64", "fp32", "bf16", "fp16")
 
 
-def _other_fingerprint(inputs: Inputs) -> Iterator[Finding]:
-    for what in ("model", "cluster", "recipe"):
-        recorded, actual = getattr(inputs.plan, what).fingerprint, getattr(inputs, what).fingerprint
-        if recorded not in (None, actual):
-            yield found(f"{what}.fingerprint", what=what, recorded=recorded, actual=actual)
+def _other(*inputs_named: str) -> Callable[[Inputs], Iterator[Finding]]:
+    """A check that the fingerprints which the plan records are those of what it is checked against."""
+
+    def check(inputs: Inputs) -> Iterator[Finding]:
+        for what in inputs_named:
+            recorded, actual = getattr(inputs.plan, what).fingerprint, getattr(inputs, what).fingerprint
+            if recorded not in (None, actual):
+                yield found(f"{what}.fingerprint", what=what, recorded=recorded, actual=actual)
+
+    return check
 
 
 def _other_batch(inputs: Inputs) -> Iterator[Finding]:
@@ -150,11 +155,20 @@ def _adapter_without_target(inputs: Inputs) -> Iterator[Finding]:
 
 INPUT_RULES: tuple[Rule, ...] = (
     Rule(
-        "fingerprints-agree",
+        "model-agrees",
         "meaning",
-        _other_fingerprint,
-        "the plan was made for a {what} with fingerprint {recorded}, and this one has {actual}",
+        _other("model"),
+        "the plan was made for a model with fingerprint {recorded}, and this one has {actual}",
+        "give the model that it was made for, or write {actual}",
+    ),
+    Rule(
+        "made-for-another",
+        "meaning",
+        _other("cluster", "recipe"),
+        "the plan was made for another {what} (fingerprint {recorded}); "
+        "what is said here holds for this one ({actual})",
         "give the {what} that it was made for, or write {actual}",
+        "warning",
     ),
     Rule(
         "batch-agrees",

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from operator import attrgetter
 
-from meshwright.model.spec import ModelSpec
 from meshwright.plan.numbers import divides, nearest_number, show_mesh
 from meshwright.plan.rule import Finding, Inputs, Rule, found
 from meshwright.plan.rules_sizes import vocabularies
@@ -144,29 +143,10 @@ def _attention_dropout(inputs: Inputs) -> Iterator[Finding]:
 
 def _unlike_ties(inputs: Inputs) -> Iterator[Finding]:
     sites = {name: site for site in inputs.sites if site.row.part is None for name in site.names}
-    for owner, copies in tied_layers(inputs.model):
+    for owner, copies in inputs.model.tied_layers:
         for copy in copies:
             if owner in sites and copy in sites and sites[owner].row.roles != sites[copy].row.roles:
                 yield found(sites[copy].where, owner=owner, copy=copy, roles=show_mesh(sites[owner].row.roles))
-
-
-def tied_layers(model: ModelSpec) -> list[tuple[str, tuple[str, ...]]]:
-    """For each tied parameter, the layer of its owner and those of its copies."""
-    layer_of = {path: layer.name for layer in model.layers for path in layer.modules} if model.ties else {}
-    ties = []
-    for tie in model.ties:
-        owner, *copies = (_layer_of(parameter, layer_of) for parameter in (tie.owner, *tie.copies))
-        if owner is not None:
-            ties.append((owner, tuple(copy for copy in copies if copy is not None)))
-    return ties
-
-
-def _layer_of(parameter: str, layer_of: dict[str, str]) -> str | None:
-    """The layer whose modules hold a parameter."""
-    path = parameter
-    while path and path not in layer_of:
-        path = path.rpartition(".")[0]
-    return layer_of.get(path)
 
 
 RUNTIME_RULES: tuple[Rule, ...] = (

@@ -51,7 +51,9 @@ def parse_role(value: Any) -> Role:
     return Role(split, state or None)
 
 
-ROLES = tuple(f"{split}{state}" for split in SPLITS for state in ("", *(f"/{name}" for name in STATES if split in STATEFUL)))
+ROLES = tuple(
+    f"{split}{state}" for split in SPLITS for state in ("", *(f"/{name}" for name in STATES if split in STATEFUL))
+)
 """Every role that has a meaning, as a plan writes it."""
 RoleText = Annotated[
     Role,
@@ -108,6 +110,9 @@ class Group(Record):
     def __eq__(self, other: object) -> bool:
         """Equal devices under an equal mesh, whose order counts: it says which axis varies fastest."""
         return super().__eq__(other) and list(self.mesh) == list(getattr(other, "mesh", ()))
+
+    def __hash__(self) -> int:
+        return hash((self.devices, *self.mesh.items()))
 
     @property
     def size(self) -> int:

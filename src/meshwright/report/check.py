@@ -5,7 +5,6 @@ from typing import Any, Literal, NamedTuple
 
 from meshwright.plan.groups import GroupSet, process_groups, show_groups
 from meshwright.plan.rules import Inputs, Problem, Scope, check_plan
-from meshwright.plan.rules_runtime import tied_layers
 from meshwright.report.blocks import Block, Lines, Tone, table
 from meshwright.report.estimate import plan_facts
 from meshwright.report.memory import MemoryVerdict, judge_memory, memory_table
@@ -39,7 +38,7 @@ def judge(inputs: Inputs, scope: Scope) -> Verdict:
 
 def groups_of(inputs: Inputs) -> tuple[GroupSet, ...]:
     """Every process group of a plan that has a meaning."""
-    return process_groups(inputs.plan, tied_layers(inputs.model))
+    return process_groups(inputs.plan, inputs.model.tied_layers)
 
 
 def check_data(verdict: Verdict, groups: bool) -> dict[str, Any]:

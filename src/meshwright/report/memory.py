@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from meshwright.cost.memory import Memory, stage_memory
 from meshwright.cost.placement import Placement
-from meshwright.cost.schedule import in_flight, orders
+from meshwright.cost.schedule import orders
 from meshwright.errors import PlanError
 from meshwright.plan.rules import Inputs
 from meshwright.report.blocks import Block, table
@@ -45,7 +45,7 @@ def judge_memory(inputs: Inputs) -> MemoryVerdict:
         order = orders(plan.schedule, len(plan.stages), plan.micro_batches)
     except PlanError:
         return _judge_states(placement)
-    stages = tuple(stage_memory(placement, number, in_flight(actions)) for number, actions in enumerate(order))
+    stages = tuple(stage_memory(placement, number, actions) for number, actions in enumerate(order))
     tight = max(stages, key=lambda each: each.peak / each.capacity)
     filled = f"{show_bytes(tight.peak)} of {show_bytes(tight.capacity)} on the fullest device"
     at = f"stage {tight.stage} on group {tight.group}, at {tight.worst.name}"
@@ -60,7 +60,7 @@ def _judge_states(placement: Placement) -> MemoryVerdict:
     resting: dict[str, float] = {}
     capacity: dict[str, float] = {}
     for number, stage in enumerate(plan.stages):
-        memory = stage_memory(placement, number, 0)
+        memory = stage_memory(placement, number, ())
         at_step = next(instant for instant in memory.instants if instant.name == "step")
         resting[stage.on] = resting.get(stage.on, 0.0) + at_step.total
         capacity[stage.on] = memory.capacity

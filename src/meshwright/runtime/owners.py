@@ -10,16 +10,16 @@ def parameter_owners(module: nn.Module, spec: ModelSpec) -> dict[str, str]:
     """Parameter name → layer. Raises PlanError where the module is not the model of the spec: a module that is
     missing, a parameter that no layer covers, another number of parameters.
     """
-    layer_of = {path: layer.name for layer in spec.layers for path in layer.modules}
     modules = dict(module.named_modules())
-    missing = next((path for path in layer_of if path not in modules), None)
+    named = (path for layer in spec.layers for path in layer.modules)
+    missing = next((path for path in named if path not in modules), None)
     if missing is not None:
         raise PlanError(
             f"the module has no '{missing}', which model '{spec.name}' names; {did_you_mean(missing, modules)}"
         )
     owners = {}
     for name, _ in module.named_parameters():
-        owner = next((layer_of[path] for path in _prefixes(name) if path in layer_of), None)
+        owner = spec.layer_of(name)
         if owner is None:
             raise PlanError(f"parameter '{name}' belongs to no layer of model '{spec.name}'")
         owners[name] = owner
@@ -27,8 +27,3 @@ def parameter_owners(module: nn.Module, spec: ModelSpec) -> dict[str, str]:
     if held != spec.parameters:
         raise PlanError(f"the module has {held:,} parameters, but model '{spec.name}' has {spec.parameters:,}")
     return owners
-
-
-def _prefixes(name: str) -> list[str]:
-    steps = name.split(".")
-    return [".".join(steps[:length]) for length in range(len(steps) - 1, 0, -1)]

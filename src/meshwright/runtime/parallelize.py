@@ -5,18 +5,14 @@ differently; draw dropout from a counter; shard what a state shards (FSDP2); not
 """
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from meshwright.cluster.spec import Cluster
 from meshwright.errors import PlanError
-from meshwright.plan.resolve import plan_inputs
-from meshwright.plan.rules import check_plan
-from meshwright.plan.spec import Placed, Plan
-from meshwright.recipe.spec import Recipe
+from meshwright.plan.rules import Inputs, check_plan
+from meshwright.plan.spec import Placed
 from meshwright.runtime.mesh import ProcessGroups
 from meshwright.runtime.owners import parameter_owners
 from meshwright.runtime.parallel_model import ParallelModel
@@ -27,26 +23,17 @@ from meshwright.runtime.shard import Cut, Layout
 from meshwright.runtime.split import split_layer
 
 
-def parallelize(
-    module: nn.Module,
-    plan: Plan,
-    *,
-    model: Any = None,
-    cluster: str | Path | Cluster | None = None,
-    recipe: str | Path | Recipe | None = None,
-) -> ParallelModel:
+def parallelize(module: nn.Module, inputs: Inputs) -> ParallelModel:
     """Make a module train under a plan, on the ranks of torch.distributed's default process group.
 
     `module` holds the whole model, equal on every rank; it is changed in place: afterwards it holds this rank's part.
-    `model` says what it is where `module.config` does not. Raises PlanError where the runtime cannot run the plan, or
-    the module is not the plan's model.
+    Raises PlanError where the runtime cannot run the plan, or the module is not the plan's model.
     """
-    inputs = plan_inputs(plan, model=model or getattr(module, "config", None), cluster=cluster, recipe=recipe)
     problems = [problem for problem in check_plan(inputs, "runtime") if problem.severity == "error"]
     if problems:
         raise PlanError("the runtime cannot run this plan:\n" + "\n".join(str(problem) for problem in problems))
     owners = parameter_owners(module, inputs.model)
-    place = Place(inputs, ProcessGroups(plan))
+    place = Place(inputs, ProcessGroups(inputs.plan))
     counter = Counter(inputs.recipe.seed)
     cuts = _split(module, place)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -121,12 +108,7 @@ def _shard(module: nn.Module, place: Place) -> list[FSDPModule]:
 
 def _units(place: Place) -> list[list[Placed]]:
     """The layers, those that share a parameter together where a state shards it."""
-    model = place.inputs.model
-    layer_of = {path: layer.name for layer in model.layers for path in layer.modules}
-    joined: dict[str, str] = {}
-    for tie in model.ties:
-        owner = layer_of[tie.owner.rpartition(".")[0]]
-        joined |= {layer_of[copy.rpartition(".")[0]]: owner for copy in tie.copies}
+    joined = {copy: owner for owner, copies in place.inputs.model.tied_layers for copy in copies}
     found: dict[str, list[Placed]] = {}
     for placed in place.placed:
         name = joined.get(placed.layer, placed.layer) if placed.row.state else placed.layer

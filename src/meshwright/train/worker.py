@@ -162,9 +162,9 @@ def _answer(place: Place, data: bytes) -> bytes:
 
 def _join(place: Place, task: Task) -> None:
     """Form the process group: on the first run, and after a run that destroyed it."""
-    store = dist.FileStore(str(place.scratch / f"store-{task.number}"), place.size)
+    meeting = (place.scratch / f"store-{task.number}").as_uri()
     timeout = timedelta(seconds=place.group_timeout)
-    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+    dist.init_process_group("gloo", init_method=meeting, rank=place.rank, world_size=place.size, timeout=timeout)
 
 
 def _failed(error: BaseException) -> Failed:

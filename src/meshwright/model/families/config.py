@@ -36,6 +36,13 @@ class Config:
             raise self.error(name, f"must be true or false (got {shown(value)})")
         return value
 
+    def word(self, name: str, default: str) -> str:
+        """A word."""
+        value = self.fields.get(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, f"must be a word (got {shown(value)})")
+        return value
+
     def chance(self, name: str, default: float) -> float:
         """A probability under one."""
         value = self.fields.get(name, default)

@@ -64,7 +64,7 @@ def _mlp(config: Config, hidden: int) -> list[Operator]:
     return [
         Norm(path=_AT + "ln_2", kind="layer", width=hidden, bias=True),
         Linear(path=f"{at}.c_fc", inputs=hidden, outputs=ffn, bias=True, split="column"),
-        Activation(function="gelu_new", width=ffn),
+        Activation(function=config.word("activation_function", "gelu_new"), width=ffn),
         Linear(path=f"{at}.c_proj", inputs=ffn, outputs=hidden, bias=True, split="row"),
         *dropout(config.chance("resid_pdrop", 0.1), hidden, "hidden", f"{at}.dropout"),
         Add(width=hidden),

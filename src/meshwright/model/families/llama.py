@@ -59,7 +59,7 @@ def _mlp(config: Config, hidden: int) -> list[Operator]:
         Norm(path=_AT + "post_attention_layernorm", kind="rms", width=hidden),
         Linear(path=f"{at}.gate_proj", inputs=hidden, outputs=ffn, bias=bias, split="column"),
         Linear(path=f"{at}.up_proj", inputs=hidden, outputs=ffn, bias=bias, split="column"),
-        Activation(function="silu", width=ffn, gated=True),
+        Activation(function=config.word("hidden_act", "silu"), width=ffn, gated=True),
         Linear(path=f"{at}.down_proj", inputs=ffn, outputs=hidden, bias=bias, split="row"),
         Add(width=hidden),
     ]
