@@ -20,6 +20,11 @@ VERBS: dict[str, set[str]] = {
     "--version": set(),
     "model llama-3.1-405b --json": set(),
     "cluster 8xh100 --json": set(),
+    "estimate examples/demo/plan.yaml --json": set(),
+    "check examples/demo/plan.yaml --json": set(),
+    "diff examples/demo/plan.yaml examples/demo/plan.yaml": set(),
+    "schema plan": set(),
+    "doctor": {"torch", "numpy"},
 }
 
 

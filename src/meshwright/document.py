@@ -1,4 +1,5 @@
 """The documents that Meshwright reads and writes as YAML: one base class, one reader, one way to say what is wrong.
+YAML itself is imported with the first text: a model of the catalogue needs none.
 
 An unknown key is an error that names the nearest known one. Every error names the file, the line and the field.
 """
@@ -12,8 +13,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from meshwright.errors import DocumentError, did_you_mean
-from meshwright.explain import explain, kind_of, misplaced, shown
-from meshwright.yaml12 import Lines, dump, load
+from meshwright.explain import Lines, explain, kind_of, misplaced, shown
 
 _MAX_BYTES = 4 * 2**20
 
@@ -21,7 +21,9 @@ _MAX_BYTES = 4 * 2**20
 class Record(BaseModel):
     """A frozen piece of a document. An unknown key is an error that names the nearest known one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ignored_types=(cached_property,))
+    model_config = ConfigDict(
+        defer_build=True, frozen=True, extra="forbid", allow_inf_nan=False, ignored_types=(cached_property,)
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -62,6 +64,8 @@ class Document(Record):
     def to_yaml(self) -> str:
         """The document as YAML, defaults left out; `parse` gives an equal one back."""
         version = f"meshwright_{self.noun}"
+        from meshwright.yaml12 import dump
+
         return dump({version: getattr(self, version)} | self.as_data())
 
     def write(self, path: str | Path) -> None:
@@ -71,6 +75,8 @@ class Document(Record):
     @classmethod
     def parse(cls, text: str, source: str = "<text>") -> Self:
         """Read one from YAML text. Raises DocumentError with `source`, line, field and the nearest thing that works."""
+        from meshwright.yaml12 import load
+
         data, lines = load(text, source)
         return cls.from_data(data, source, lines)
 

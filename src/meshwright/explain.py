@@ -8,13 +8,14 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from meshwright.errors import did_you_mean, printable
-from meshwright.yaml12 import Lines
 
 _MAX_ERRORS = 5
 _MAX_SHOWN = 60
 _LONG_QUOTE = re.compile(r"'([^']{60})[^']{4,}'")
 
 Place = tuple[str | int, ...]
+Lines = dict[Place, int]
+"""The place of a field → the line that it stands on."""
 
 
 class _Fault(NamedTuple):

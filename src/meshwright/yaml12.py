@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 import yaml
 
 from meshwright.errors import DocumentError
-
-Lines = dict[tuple[str | int, ...], int]
-"""The place of a field → the line that it stands on."""
+from meshwright.explain import Lines
 
 _DEPTH = 32  # the deepest document of ours has 9 levels
 _DIGITS = 400  # Python itself refuses to read whole numbers of more than 4,300

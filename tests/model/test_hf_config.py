@@ -1,12 +1,12 @@
 """Models read from configurations equal transformers' own, parameter for parameter."""
 
+import json
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from meshwright.document import load
 from meshwright.errors import DocumentError, UnknownNameError
 from meshwright.model.hf_config import from_config
 from meshwright.model.operators import Attention, Linear
@@ -44,7 +44,7 @@ def _on_meta(config: dict[str, Any]) -> torch.nn.Module:
 
 @pytest.mark.parametrize("name", catalog_names())
 def test_the_catalogue_counts_what_transformers_counts(name: str) -> None:
-    entry, _ = load((CATALOG / f"{name}.yaml").read_text(encoding="utf-8"))
+    entry = json.loads((CATALOG / f"{name}.json").read_text(encoding="utf-8"))
     module = _on_meta(entry["config"])
     assert from_catalog(name).parameters == sum(parameter.numel() for parameter in module.parameters())
 

@@ -1,14 +1,13 @@
 """A model from its name, file, folder or configuration."""
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright.document import read_text
 from meshwright.errors import DocumentError, UnknownNameError, did_you_mean
 from meshwright.model.hf_config import from_config, read_config
 from meshwright.model.spec import ModelSpec
-from meshwright.yaml12 import load
 
 CATALOG = Path(__file__).parent / "catalog"
 
@@ -17,7 +16,7 @@ CATALOG = Path(__file__).parent / "catalog"
 def catalog_names() -> tuple[str, ...]:
     """The models that are known by name."""
     return tuple(
-        sorted(entry.name.removesuffix(".yaml") for entry in CATALOG.iterdir() if entry.name.endswith(".yaml"))
+        sorted(entry.name.removesuffix(".json") for entry in CATALOG.iterdir() if entry.name.endswith(".json"))
     )
 
 
@@ -25,7 +24,7 @@ def from_catalog(name: str) -> ModelSpec:
     """A model of the catalogue. Raises UnknownNameError."""
     if name not in catalog_names():
         raise UnknownNameError(f"no model is called '{name}'; {did_you_mean(name, catalog_names())}")
-    entry, _ = load((CATALOG / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
+    entry = json.loads((CATALOG / f"{name}.json").read_text(encoding="utf-8"))
     return from_config(entry["config"], name, f"{entry['source']} ({entry['date']})")
 
 
@@ -58,5 +57,4 @@ def _from_text(text: str) -> ModelSpec:
     path = Path(text)
     if path.is_dir() or path.suffix == ".json":
         return read_config(path)
-    data, lines = load(read_text(path), text)
-    return ModelSpec.from_data(data, text, lines)
+    return ModelSpec.read(path)
