@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import meshwright as mw
@@ -11,7 +12,7 @@ from meshwright.errors import MeshwrightError, PlanError
 from meshwright.plan.groups import process_groups
 from meshwright.train.launch import WorkerPool
 from tests.parity.cases import FLAT, MIXED, ROLES, uniform
-from tests.parity.harness import Case, build, plan_of, recipe_of
+from tests.parity.harness import Case, batches, build, plan_of, recipe_of, relative
 
 
 def _refused(case: Case, change: str) -> str:
@@ -21,6 +22,10 @@ def _refused(case: Case, change: str) -> str:
         plan = plan.model_copy(update={"groups": {"all": plan.groups["all"].model_copy(update={"devices": (0, 1)})}})
     if change == "module":
         module.get_submodule("model").register_parameter("extra", nn.Parameter(torch.zeros(3)))
+    if change == "meta":
+        module = module.to("meta")
+    if change == "dtype":
+        module = module.float()
     if change == "missing":
         del module.get_submodule("model").norm
     try:
@@ -35,11 +40,25 @@ def _refused(case: Case, change: str) -> str:
     [
         (ROLES["dp"], "module", "parameter 'model.extra' belongs to no layer of model"),
         (ROLES["dp"], "missing", "the module has no 'model.norm'"),
+        (ROLES["dp"], "meta", "has no values (it is on meta)"),
+        (
+            ROLES["dp"],
+            "dtype",
+            "parameter 'model.embed_tokens.weight' is torch.float32, and the recipe computes in fp64",
+        ),
         (Case(uniform(all="tp"), {"all": 4}, execution={"kernels": "hf-eager"}, micro_batches=3), "", "micro"),
         (Case(uniform(all="cp"), FLAT), "", "cp"),
         (Case(uniform(all="dp/zero2"), FLAT), "", "zero2"),
     ],
-    ids=["extra parameter", "missing module", "uneven micro-batches", "unproven split", "unproven state"],
+    ids=[
+        "extra parameter",
+        "missing module",
+        "no values",
+        "other dtype",
+        "uneven micro-batches",
+        "unproven split",
+        "unproven state",
+    ],
 )
 def test_what_cannot_run_is_refused_with_the_reason(pool: WorkerPool, case: Case, change: str, said: str) -> None:
     assert all(said in message for message in pool.run(_refused, case, change))
@@ -104,3 +123,37 @@ def test_a_mask_for_layers_that_divide_the_samples_otherwise_is_refused(pool: Wo
     batch = {"input_ids": ids, "labels": ids, "attention_mask": ids}
     said = "batch['attention_mask'] is one input for all layers, but 'decoder.2' divides the samples otherwise"
     assert all(said in message for message in pool.run(_bad_batch, batch, MIXED["tp 4, then tp 2 with zero3"]))
+
+
+def _built_from_own_seed() -> str:
+    case = ROLES["dp"]
+    module = build(case)
+    if dist.get_rank() == 2:
+        with torch.no_grad():
+            module.get_parameter("model.layers.1.mlp.up_proj.weight").mul_(1.001)
+    try:
+        mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    except PlanError as error:
+        return str(error)
+    return "accepted"
+
+
+def test_ranks_that_start_from_other_values_are_told_so(pool: WorkerPool) -> None:
+    said = "parameter 'model.layers.1.mlp.up_proj.weight' has other values on other ranks"
+    assert all(said in message for message in pool.run(_built_from_own_seed))
+
+
+def _twice(case: Case) -> list[float]:
+    """How far the gradients of two calls are from twice those of one, at most, for each parameter."""
+    module = build(case)
+    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    batch = batches(case)[0]
+    parallel.forward_backward(batch)
+    once = {name: parallel.full_gradient(name) for name in parallel.layouts}
+    parallel.forward_backward(batch)
+    return [relative(parallel.full_gradient(name), 2 * once[name]) for name in once]
+
+
+@pytest.mark.parametrize("name", ["dp", "zero3", "hybrid shards", "dp and tp"])
+def test_gradients_of_two_calls_add_up(pool: WorkerPool, name: str) -> None:
+    assert max(max(found) for found in pool.run(_twice, ROLES[name])) < 1e-12

@@ -20,6 +20,23 @@ def sum_replicas(module: nn.Module, layouts: Mapping[str, Layout], bucket_mib: f
                 gradient.copy_(summed.view_as(gradient))
 
 
+def set_aside(module: nn.Module, layouts: Mapping[str, Layout]) -> dict[str, Tensor]:
+    """Take away the gradients that replicas already agree on, so that a new backward does not sum them once more."""
+    found = {}
+    for name, layout in layouts.items():
+        parameter = module.get_parameter(name)
+        if layout.replica is not None and parameter.grad is not None:
+            found[name], parameter.grad = parameter.grad, None
+    return found
+
+
+def add_back(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Add what was set aside to the new gradients."""
+    for name, gradient in before.items():
+        parameter = module.get_parameter(name)
+        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
 def _by_unit(module: nn.Module, layouts: Mapping[str, Layout]) -> Iterable[tuple[Peers, list[Tensor]]]:
     """The gradients to sum, for each unit and group of replicas, in the order of the layouts (the same on every
     rank).

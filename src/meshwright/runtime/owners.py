@@ -1,5 +1,7 @@
-"""Every parameter has exactly one owner: the layer whose modules hold it."""
+"""Every parameter has exactly one owner: the layer whose modules hold it; and starts alike on every rank."""
 
+import torch
+import torch.distributed as dist
 from torch import nn
 
 from meshwright.errors import PlanError, did_you_mean
@@ -27,3 +29,31 @@ def parameter_owners(module: nn.Module, spec: ModelSpec) -> dict[str, str]:
     if held != spec.parameters:
         raise PlanError(f"the module has {held:,} parameters, but model '{spec.name}' has {spec.parameters:,}")
     return owners
+
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""The recipe's words for torch's dtypes."""
+
+
+def check_values(module: nn.Module, compute: str) -> None:
+    """Raises PlanError, on every rank, where parameters have no values, another dtype than the recipe's `compute`, or
+    other values on other ranks.
+    """
+    named = list(module.named_parameters())
+    for name, parameter in named:
+        if parameter.is_meta:
+            raise PlanError(f"parameter '{name}' has no values (it is on meta): build the module on a real device")
+        if parameter.dtype != DTYPES[compute]:
+            raise PlanError(
+                f"parameter '{name}' is {parameter.dtype}, and the recipe computes in {compute}: convert one"
+            )
+    sums = torch.stack([parameter.detach().double().sum() for _, parameter in named])
+    least, most = sums.clone(), sums.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    unlike = next((name for (name, _), same in zip(named, least == most, strict=True) if not same), None)
+    if unlike is not None:
+        raise PlanError(
+            f"parameter '{unlike}' has other values on other ranks (or no numbers in it): build the module from one "
+            "seed, or load one checkpoint, on every rank"
+        )

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from meshwright.errors import PlanError
 from meshwright.plan.spec import Placed
-from meshwright.runtime.gradients import clip_by_norm, global_norm, sum_replicas
+from meshwright.runtime.gradients import add_back, clip_by_norm, global_norm, set_aside, sum_replicas
 from meshwright.runtime.loss import count_tokens, next_token_loss
 from meshwright.runtime.place import Place
 from meshwright.runtime.precision import kept
@@ -57,11 +57,13 @@ class ParallelModel:
         """
         self._check_batch(batch)
         tokens = max(count_tokens(batch["labels"]), 1)
+        before = set_aside(self.module, self.layouts)
         total = torch.zeros((), dtype=torch.float64)
         for number in range(self.plan.micro_batches):
             self._sync(last=number == self.plan.micro_batches - 1)
             total += self._micro_batch(batch, number, tokens)
         sum_replicas(self.module, self.layouts, self.plan.execution.bucket_mib)
+        add_back(self.module, before)
         self.counter.step += 1
         peers = self.place.peers(self.place.placed[-1], "batch")
         return peers.all_reduce(total.to(self._device)).cpu() if peers else total

@@ -14,7 +14,7 @@ from meshwright.errors import PlanError
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.spec import Placed
 from meshwright.runtime.mesh import ProcessGroups
-from meshwright.runtime.owners import parameter_owners
+from meshwright.runtime.owners import check_values, parameter_owners
 from meshwright.runtime.parallel_model import ParallelModel
 from meshwright.runtime.place import Place
 from meshwright.runtime.randomness import Counter, install_dropout
@@ -34,6 +34,7 @@ def parallelize(module: nn.Module, inputs: Inputs) -> ParallelModel:
         raise PlanError("the runtime cannot run this plan:\n" + "\n".join(str(problem) for problem in problems))
     owners = parameter_owners(module, inputs.model)
     place = Place(inputs, ProcessGroups(inputs.plan))
+    check_values(module, inputs.recipe.precision.compute)
     counter = Counter(inputs.recipe.seed)
     cuts = _split(module, place)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
