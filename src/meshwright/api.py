@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cluster.spec import Cluster
+from meshwright.errors import DocumentError
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.resolve import plan_inputs, read_plan
@@ -32,11 +33,13 @@ def cluster(what: str | Path | Cluster) -> Cluster:
     return resolve_cluster(what)
 
 
-def recipe(what: str | Path | Recipe | None = None, **fields: Any) -> Recipe:
+def recipe(what: str | Path | Recipe | dict[str, Any] | None = None, **fields: Any) -> Recipe:
     """A recipe from its file, or from its fields: `recipe(global_batch=512, sequence=8192)`. Raises DocumentError."""
     if isinstance(what, Recipe):
         return what
-    return Recipe.read(what) if what is not None else Recipe.from_data({"meshwright_recipe": 1} | fields, "recipe")
+    if isinstance(what, str | Path):
+        return Recipe.read(what)
+    return Recipe.from_data({"meshwright_recipe": 1} | (what or {}) | fields, "recipe")
 
 
 def uniform_plan(model: Any, cluster: str | Path | Cluster, recipe: Recipe | str | Path, **degrees: Any) -> Plan:
@@ -82,4 +85,6 @@ def parallelize(module: "nn.Module", plan: Plan | str | Path, **inputs: Any) -> 
 def _inputs(plan: Plan | str | Path, given: dict[str, Any]) -> Inputs:
     if isinstance(plan, Plan):
         return plan_inputs(plan, **given)
+    if not isinstance(plan, str | Path):
+        raise DocumentError(f"a {type(plan).__name__} is no plan: give a Plan or the path of one")
     return plan_inputs(read_plan(plan), folder=Path(plan).parent, **given)

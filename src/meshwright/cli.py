@@ -93,7 +93,7 @@ def _options(
 def model(
     what: Annotated[str, typer.Argument(metavar="NAME|PATH", help=_MODEL, autocompletion=_model_names)],
     *,
-    seq: Annotated[int, _number("--seq", "Positions per sample, for the FLOPs.")] = 4096,
+    seq: Annotated[int, _number("--seq", "Positions per sample, for the FLOPs, as far as the model reaches.")] = 4096,
     as_json: Json = False,
 ) -> None:
     """Describe a model: parameters and FLOPs by layer, and what limits its plans."""

@@ -52,6 +52,14 @@ CASES = [
         {"plan/recipe/sequence": 64},
     ),
     Case(
+        "sequence-is-in-reach",
+        {"model/streams": {"tokens": {"limit": 16}}},
+        "recipe.sequence",
+        "32 positions of stream 'tokens' are more than the 16 that model 'tiny' has places for",
+        "use a sequence of 16 or less",
+        {"plan/recipe/sequence": 16, "recipe/sequence": 16},
+    ),
+    Case(
         "micro-batches-agree",
         {"recipe/micro_batches": 8},
         "micro_batches",

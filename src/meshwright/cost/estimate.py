@@ -15,6 +15,8 @@ from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.spec import Offload
 from meshwright.units import show_bytes, show_count, show_seconds
 
+_ROUNDING = 1e-9  # of a step: less is what floating-point sums leave
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -133,7 +135,8 @@ def _parts(stages: Stages, timeline: Timeline) -> dict[str, float]:
     norm = sum(span.end - span.start for span in timeline.spans if span.stage == busiest and span.kind == "norm")
     spent["state"] = spent.get("state", 0.0) + norm
     parts = {part: spent.get(part, 0.0) for part in PARTS}
-    return parts | {"bubble": max(0.0, timeline.seconds - sum(parts.values()))}
+    waiting = timeline.seconds - sum(parts.values())
+    return parts | {"bubble": waiting if waiting > _ROUNDING * timeline.seconds else 0.0}
 
 
 def _tokens(placement: Placement) -> float:

@@ -91,6 +91,7 @@ def runtime_facts(torch: dict[str, Any] | None) -> dict[str, Any]:
     states = [state for state in STATES if state not in UNPROVEN_STATES]
     return {
         "ready": torch is not None and "error" not in torch,
+        "stages": ["one: no pipelines yet"],
         "roles": [*splits, *(f"dp/{state}" for state in states)],
         **{name: list(PROVEN[field]) for name, field in _SETTINGS.items()},
     }

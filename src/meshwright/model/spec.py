@@ -100,6 +100,8 @@ class Stream(Record):
 
     length: PositiveInt | None = None
     """Positions per sample where the model fixes it; otherwise the recipe says it."""
+    limit: PositiveInt | None = None
+    """Positions that the model's tables reach at most (learned positions); none: it sets no limit."""
 
 
 class ModelSpec(Document):

@@ -43,7 +43,13 @@ def _recipe(plan: Plan, recipe: "str | Path | Recipe | None", folder: "str | Pat
         return Recipe.read(recipe)
     if plan.recipe.source:
         return Recipe.read(Path(folder) / plan.recipe.source)
-    return Recipe(global_batch=plan.recipe.global_batch, sequence=plan.recipe.sequence)
+    usual = Recipe(global_batch=plan.recipe.global_batch, sequence=plan.recipe.sequence)
+    if plan.recipe.fingerprint not in (None, usual.fingerprint):
+        raise DocumentError(
+            f"the plan was made for a recipe of its own (fingerprint {plan.recipe.fingerprint}), which it does not "
+            "carry: give the recipe, or name its file in the plan's recipe.source"
+        )
+    return usual
 
 
 def read_plan(path: "str | Path") -> Plan:

@@ -68,6 +68,13 @@ def _unknown_stream(inputs: Inputs) -> Iterator[Finding]:
             yield found("recipe.sequence", stream=stream, model=inputs.model.name, fix=fix)
 
 
+def _too_long(inputs: Inputs) -> Iterator[Finding]:
+    for stream, known in inputs.model.streams.items():
+        asked = inputs.recipe.length(stream, known.length)
+        if known.limit is not None and asked is not None and asked > known.limit:
+            yield found("recipe.sequence", stream=stream, asked=asked, limit=known.limit, model=inputs.model.name)
+
+
 def _length_in_vain(inputs: Inputs) -> Iterator[Finding]:
     asked = inputs.recipe.sequence if isinstance(inputs.recipe.sequence, dict) else {}
     for stream, fixed in inputs.model.streams.items():
@@ -183,6 +190,13 @@ INPUT_RULES: tuple[Rule, ...] = (
         _other_sequence,
         "the plan says {said} positions of stream '{stream}', and the recipe {asked}",
         "write {asked}",
+    ),
+    Rule(
+        "sequence-is-in-reach",
+        "meaning",
+        _too_long,
+        "{asked} positions of stream '{stream}' are more than the {limit} that model '{model}' has places for",
+        "use a sequence of {limit} or less",
     ),
     Rule(
         "micro-batches-agree",

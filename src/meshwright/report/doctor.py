@@ -41,7 +41,7 @@ def _packages(found: dict[str, Any]) -> Block:
 
 def _abilities(found: dict[str, Any]) -> Block:
     runtime = found["runtime"]
-    names = ("roles", "schedules", "families", "dtypes", "optimizers")
+    names = ("roles", "stages", "families", "dtypes", "optimizers")
     proven = tuple((name, ", ".join(map(str, runtime[name]))) for name in names)
     ready = "what the runtime can run here" if runtime["ready"] else "what the runtime could run here, with torch"
     return Facts(ready, proven)

@@ -11,7 +11,10 @@ from meshwright.units import show_count
 
 
 def model_data(spec: ModelSpec, sequence: int) -> dict[str, Any]:
-    """The model as plain data. Numbers of a layer are those of one layer; FLOPs are a forward's, per token."""
+    """The model as plain data. Numbers of a layer are those of one layer; FLOPs are a forward's, per token, at
+    `sequence` positions or as many as the model has places for.
+    """
+    sequence = min([sequence, *(stream.limit for stream in spec.streams.values() if stream.limit)])
     return {
         "name": spec.name,
         "family": spec.family,
@@ -34,7 +37,7 @@ def model_blocks(spec: ModelSpec, sequence: int) -> list[Block]:
         ("family", spec.family),
         ("parameters", f"{show_count(spec.parameters)} ({spec.parameters:,})"),
         *([("tied", f"{tied}, counted once")] if tied else []),
-        ("forward", f"{show_count(data['forward_flops_per_token'])} FLOP per token at {sequence:,} positions"),
+        ("forward", f"{show_count(data['forward_flops_per_token'])} FLOP per token at {data['sequence']:,} positions"),
         *([("source", spec.source)] if spec.source else []),
         ("fingerprint", spec.fingerprint),
     ]

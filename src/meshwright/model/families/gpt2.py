@@ -3,7 +3,7 @@
 from meshwright.model.families.config import Config
 from meshwright.model.families.decoder import decoder_stacks, dropout, embedding_tie, language_head
 from meshwright.model.operators import Activation, Add, Attention, Embedding, Linear, Norm, Operator
-from meshwright.model.spec import ModelSpec
+from meshwright.model.spec import ModelSpec, Stream
 
 _AT = "transformer.h.{i}."
 
@@ -17,6 +17,7 @@ def gpt2(config: Config, name: str) -> ModelSpec:
         name=name,
         family="gpt2",
         source=config.source,
+        streams={"tokens": Stream(limit=config.size("n_positions", 1024))},
         stacks=decoder_stacks(
             _embedding(config, hidden, vocabulary),
             {"attention": _attention(config, hidden), "mlp": _mlp(config, hidden)},
