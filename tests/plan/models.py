@@ -33,7 +33,7 @@ def gpt2(
         "n_layer": layers,
         "n_head": heads,
         "vocab_size": rows,
-        "n_positions": 64,
+        "n_positions": 65536,
         "attn_pdrop": attention_dropout,
     }
     return from_config(config, "tiny-gpt2")
