@@ -49,7 +49,7 @@ def batches(recipe: Any) -> list[dict[str, torch.Tensor]]:
     return [text.batch(step, recipe.global_batch) for step in range(STEPS)]
 
 
-def optimizer_of(parameters: list[nn.Parameter], recipe: Any) -> torch.optim.Optimizer:
+def optimizer_of(parameters: Any, recipe: Any) -> torch.optim.Optimizer:
     """AdamW as the recipe says."""
     settings = recipe.optimizer
     return torch.optim.AdamW(
@@ -61,7 +61,7 @@ def train_under_plan(plan_file: Path) -> list[tuple[float, float]]:
     """(loss, seconds) of each step. Runs on every process: this is all that a training loop needs."""
     recipe, plan = mw.recipe(HERE / "recipe.yaml"), read_plan(plan_file)
     parallel = mw.parallelize(build(), plan, recipe=recipe)
-    optimizer = optimizer_of(parallel.parameters(), recipe)
+    optimizer = optimizer_of(parallel.parameter_groups(), recipe)
     found = []
     for step, batch in enumerate(batches(recipe)):
         start = time.perf_counter()

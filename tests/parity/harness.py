@@ -139,7 +139,7 @@ def recipe_of(case: Case) -> Any:
     return mw.recipe(global_batch=SAMPLES, sequence=LENGTH, precision=precision, seed=SEED)
 
 
-def optimizer_of(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
     """AdamW with a rate that makes three steps count."""
     return torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
 
@@ -214,7 +214,7 @@ def many_processes(case: Case, fault: Fault = nullcontext) -> Outcome:
     with fault():
         module = build(case)
         parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
-        optimizer = optimizer_of(parallel.parameters())
+        optimizer = optimizer_of(parallel.parameter_groups())
         losses, norms, gradients = [], [], {}
         for step, batch in enumerate(batches(case)):
             losses.append(float(parallel.forward_backward(batch)))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshwright.errors import PlanError
 from meshwright.plan.groups import (
     axis_groups,
     coordinates,
@@ -197,3 +198,8 @@ def test_the_order_of_a_mesh_is_part_of_a_plan() -> None:
     turned = inputs_of(edited(PIPELINE, {"plan/groups/a/mesh": {"tp": 2, "dp": 2}})).plan
     assert turned != plan
     assert turned.fingerprint != plan.fingerprint
+
+
+def test_a_mesh_that_does_not_hold_its_devices_has_no_groups() -> None:
+    with pytest.raises(PlanError, match="has 6 places for 8 devices"):
+        axis_groups(Group(devices=tuple(range(8)), mesh={"a": 2, "b": 3}), ["a"])

@@ -10,6 +10,7 @@ from torch import nn
 import meshwright as mw
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.plan.groups import process_groups
+from meshwright.runtime.owners import _PIECE, _checksum
 from meshwright.train.launch import WorkerPool
 from tests.parity.cases import FLAT, MIXED, ROLES, uniform
 from tests.parity.harness import Case, batches, build, plan_of, recipe_of, relative
@@ -26,6 +27,10 @@ def _refused(case: Case, change: str) -> str:
         module = module.to("meta")
     if change == "dtype":
         module = module.float()
+    if change == "eager":
+        module.config._attn_implementation = "eager"
+    if change == "twice":
+        mw.parallelize(module, plan, recipe=recipe_of(case))
     if change == "missing":
         del module.get_submodule("model").norm
     try:
@@ -40,6 +45,8 @@ def _refused(case: Case, change: str) -> str:
     [
         (ROLES["dp"], "module", "parameter 'model.extra' belongs to no layer of model"),
         (ROLES["dp"], "missing", "the module has no 'model.norm'"),
+        (MIXED["zero3, then tp 4"], "eager", "attention 'eager' gets one mask for all layers, but 'decoder.2' divides"),
+        (ROLES["zero3"], "twice", "this module is under a plan already"),
         (ROLES["dp"], "meta", "has no values (it is on meta)"),
         (
             ROLES["dp"],
@@ -53,6 +60,8 @@ def _refused(case: Case, change: str) -> str:
     ids=[
         "extra parameter",
         "missing module",
+        "eager attention",
+        "twice",
         "no values",
         "other dtype",
         "uneven micro-batches",
@@ -69,7 +78,7 @@ def _state(case: Case) -> tuple[int, int, dict[str, tuple[int, ...]]]:
     whole = sum(parameter.numel() for parameter in module.parameters())
     parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
     parts = {name: tuple(_local(parameter).shape) for name, parameter in module.named_parameters()}
-    return whole, sum(_local(parameter).numel() for parameter in parallel.parameters()), parts
+    return whole, sum(_local(parameter).numel() for parameter in parallel.module.parameters()), parts
 
 
 def _local(parameter: Any) -> torch.Tensor:
@@ -114,6 +123,11 @@ def _bad_batch(batch: dict[str, torch.Tensor], case: Case) -> str:
 def test_a_batch_that_is_not_the_plans_is_refused(pool: WorkerPool) -> None:
     ids = torch.zeros(6, 12, dtype=torch.int64)
     assert pool.run(_bad_batch, {"input_ids": ids}, ROLES["dp"]) == ["the batch has no 'labels'; it has: input_ids"] * 4
+    whole = torch.zeros(8, 12, dtype=torch.int64)
+    told = pool.run(_bad_batch, {"input_ids": whole + 64, "labels": whole}, ROLES["tp"])
+    assert told == ["batch['input_ids'] has the token 64; the model's vocabulary is 0 to 63"] * 4
+    told = pool.run(_bad_batch, {"input_ids": whole, "labels": whole - 1}, ROLES["tp"])
+    assert told == ["batch['labels'] has the token -1; the model's vocabulary is 0 to 63"] * 4
     said = "batch['input_ids'] has 6 samples; the plan's global batch is 8"
     assert pool.run(_bad_batch, {"input_ids": ids, "labels": ids}, ROLES["dp"]) == [said] * 4
 
@@ -157,3 +171,28 @@ def _twice(case: Case) -> list[float]:
 @pytest.mark.parametrize("name", ["dp", "zero3", "hybrid shards", "dp and tp"])
 def test_gradients_of_two_calls_add_up(pool: WorkerPool, name: str) -> None:
     assert max(max(found) for found in pool.run(_twice, ROLES[name])) < 1e-12
+
+
+def _stepped(case: Case, foreach: bool) -> dict[str, torch.Tensor]:
+    module = build(case)
+    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    optimizer = torch.optim.AdamW(parallel.parameter_groups(), foreach=foreach)
+    parallel.forward_backward(batches(case)[0])
+    optimizer.step()
+    return {name: parallel.full_parameter(name) for name in parallel.layouts}
+
+
+def test_optimizers_that_take_no_mixture_run_on_the_groups(pool: WorkerPool) -> None:
+    case = MIXED["tp 4, then tp 2 with zero3"]
+    one, many = pool.run(_stepped, case, False)[0], pool.run(_stepped, case, True)[0]
+    assert max(relative(many[name], one[name]) for name in one) < 1e-12
+
+
+def test_a_checksum_sees_places_and_no_order_of_summation() -> None:
+    values = torch.randn(3 * _PIECE // 2)
+    total = _checksum(values)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        assert _checksum(values.clone()) == total
+    torch.set_num_threads(1)
+    assert _checksum(values.flip(0)) != total

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from meshwright.document import Document, Record
 from meshwright.errors import did_you_mean
 from meshwright.explain import LAYER_PATTERN, WORD_PATTERN, misplaced
-from meshwright.model.operators import Attention, Dropout, Experts, Norm, Operator
+from meshwright.model.operators import Attention, Dropout, Embedding, Experts, Norm, Operator
 from meshwright.model.spans import MAX_LAYERS, SPAN_PATTERN, checked_span, parse_span, span_names
 from meshwright.units import PositiveInt
 
@@ -161,6 +161,12 @@ class ModelSpec(Document):
     def batch_statistics(self) -> bool:
         """True where some norm takes statistics over the batch: the number of micro-batches then changes the model."""
         return any(isinstance(op, Norm) and op.kind == "batch" for stack in self.stacks for op in stack.operators)
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Rows of its first token embedding; none where it has no tokens."""
+        tables = (op for stack in self.stacks for op in stack.operators if isinstance(op, Embedding))
+        return next((op.rows for op in tables), None)
 
     @property
     def attention_dropout(self) -> float:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from meshwright.errors import PlanError
 from meshwright.model.spans import format_spans, span_names
 from meshwright.plan.ranks import format_ranks, parse_ranks
 from meshwright.plan.spec import Group, Placed, Plan, Row
@@ -31,9 +32,13 @@ class GroupSet(NamedTuple):
 def axis_groups(group: Group, axes: Iterable[str]) -> RankLists:
     """The process groups over some axes of a group's mesh; one list for each setting of the other axes.
 
+    Raises PlanError where the mesh has not a place for each device.
+
     >>> axis_groups(Group(devices="0-7", mesh={"dp": 2, "pp": 2, "tp": 2}), ["dp", "tp"])
     ((0, 1, 4, 5), (2, 3, 6, 7))
     """
+    if group.mesh_size != group.size:
+        raise PlanError(f"the mesh {group.mesh} has {group.mesh_size:,} places for {group.size:,} devices")
     inside = set(axes)
     steps, stride = [], group.mesh_size
     for axis, size in group.mesh.items():

@@ -35,25 +35,48 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "
 """The recipe's words for torch's dtypes."""
 
 
+_PIECE = 2**20  # numbers at a time, so that the check needs little memory
+_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
 def check_values(module: nn.Module, compute: str) -> None:
     """Raises PlanError, on every rank, where parameters have no values, another dtype than the recipe's `compute`, or
     other values on other ranks.
     """
     named = list(module.named_parameters())
-    for name, parameter in named:
-        if parameter.is_meta:
-            raise PlanError(f"parameter '{name}' has no values (it is on meta): build the module on a real device")
-        if parameter.dtype != DTYPES[compute]:
-            raise PlanError(
-                f"parameter '{name}' is {parameter.dtype}, and the recipe computes in {compute}: convert one"
-            )
-    sums = torch.stack([parameter.detach().double().sum() for _, parameter in named])
+    unfit = _unfit(named, compute)
+    device = next((parameter.device for _, parameter in named if not parameter.is_meta), torch.device("cpu"))
+    told = torch.tensor([unfit is not None], dtype=torch.int64, device=device)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    if told.item():
+        raise PlanError(unfit or "another rank's module does not fit the plan: build the same one on every rank")
+    sums = torch.stack([_checksum(parameter.detach()) for _, parameter in named])
     least, most = sums.clone(), sums.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     unlike = next((name for (name, _), same in zip(named, least == most, strict=True) if not same), None)
     if unlike is not None:
         raise PlanError(
-            f"parameter '{unlike}' has other values on other ranks (or no numbers in it): build the module from one "
-            "seed, or load one checkpoint, on every rank"
+            f"parameter '{unlike}' has other values on other ranks: build the module from one seed, or load one "
+            "checkpoint, on every rank"
         )
+
+
+def _unfit(named: list[tuple[str, nn.Parameter]], compute: str) -> str | None:
+    for name, parameter in named:
+        if parameter.is_meta:
+            return f"parameter '{name}' has no values (it is on meta): build the module on a real device"
+        if parameter.dtype != DTYPES[compute]:
+            return f"parameter '{name}' is {parameter.dtype}, and the recipe computes in {compute}: convert one"
+    return None
+
+
+def _checksum(values: torch.Tensor) -> torch.Tensor:
+    """A whole number of a tensor's bits and their places; sums of whole numbers do not depend on their order."""
+    bits = values.contiguous().flatten().view(_BITS[values.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    for first in range(0, len(bits), _PIECE):
+        piece = bits[first : first + _PIECE].long()
+        places = torch.arange(first, first + len(piece), device=values.device)
+        total += (piece * (2 * places + 1)).sum()
+    return total

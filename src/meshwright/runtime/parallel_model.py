@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from meshwright.errors import PlanError
 from meshwright.plan.spec import Placed
 from meshwright.runtime.gradients import add_back, clip_by_norm, global_norm, set_aside, sum_replicas
-from meshwright.runtime.loss import count_tokens, next_token_loss
+from meshwright.runtime.loss import IGNORED, count_tokens, next_token_loss
 from meshwright.runtime.place import Place
 from meshwright.runtime.precision import kept
 from meshwright.runtime.randomness import Counter
@@ -20,7 +21,7 @@ class ParallelModel:
     """A module under a plan. `module` is the one that was given; its parameters are now this rank's parts.
 
     parallel = mw.parallelize(module, plan)
-    optimizer = torch.optim.AdamW(parallel.parameters())
+    optimizer = torch.optim.AdamW(parallel.parameter_groups())
     for batch in batches:                                  # the whole global batch, equal on all ranks
         loss = parallel.forward_backward(batch)
         parallel.clip_grad_norm_(1.0)
@@ -40,11 +41,15 @@ class ParallelModel:
         self.plan = place.inputs.plan
         self.counter = counter
         self._sharded = sharded
-        self._divided_unlike = next((each.layer for each in place.placed if place.divides_unlike_the_first(each)), None)
 
-    def parameters(self) -> list[nn.Parameter]:
-        """This rank's parts of the parameters, for an optimizer."""
-        return list(self.module.parameters())
+    def parameter_groups(self) -> list[dict[str, list[nn.Parameter]]]:
+        """This rank's parts of the parameters, for an optimizer: what FSDP2 shards apart from what it does not, since
+        torch's fused and foreach optimizers take no mixture.
+        """
+        kinds: dict[bool, list[nn.Parameter]] = {}
+        for parameter in self.module.parameters():
+            kinds.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+        return [{"params": parameters} for parameters in kinds.values()]
 
     def forward_backward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One step's loss and gradients.
@@ -113,9 +118,10 @@ class ParallelModel:
             if name not in batch:
                 raise PlanError(f"the batch has no '{name}'; it has: {', '.join(sorted(batch)) or 'nothing'}")
         others = sorted(batch.keys() - {"input_ids", "labels"})
-        if others and self._divided_unlike:
+        unlike = self.place.unlike_the_first
+        if others and unlike:
             raise PlanError(
-                f"batch['{others[0]}'] is one input for all layers, but '{self._divided_unlike}' divides the samples "
+                f"batch['{others[0]}'] is one input for all layers, but '{unlike}' divides the samples "
                 f"otherwise than '{self.place.placed[0].layer}'; pack the samples so that none is needed, or give all "
                 "layers the same dp axes"
             )
@@ -123,3 +129,13 @@ class ParallelModel:
         for name, tensor in batch.items():
             if tensor.shape[0] != wanted:
                 raise PlanError(f"batch['{name}'] has {tensor.shape[0]} samples; the plan's global batch is {wanted}")
+        self._check_tokens("input_ids", batch["input_ids"])
+        self._check_tokens("labels", batch["labels"][batch["labels"] != IGNORED])
+
+    def _check_tokens(self, name: str, tokens: Tensor) -> None:
+        """A token that no rank holds would be a silent zero under a split vocabulary."""
+        least, most = (int(each) for each in tokens.aminmax()) if tokens.numel() else (0, 0)
+        rows = self.place.inputs.model.vocabulary
+        if rows is not None and not 0 <= least <= most < rows:
+            wrong = least if least < 0 else most
+            raise PlanError(f"batch['{name}'] has the token {wrong}; the model's vocabulary is 0 to {rows - 1}")

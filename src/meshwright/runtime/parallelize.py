@@ -22,6 +22,8 @@ from meshwright.runtime.redistribute import Move, moved
 from meshwright.runtime.shard import Cut, Layout
 from meshwright.runtime.split import split_layer
 
+_UNDER_A_PLAN = "_meshwright_under_a_plan"
+
 
 def parallelize(module: nn.Module, inputs: Inputs) -> ParallelModel:
     """Make a module train under a plan, on the ranks of torch.distributed's default process group.
@@ -32,16 +34,33 @@ def parallelize(module: nn.Module, inputs: Inputs) -> ParallelModel:
     problems = [problem for problem in check_plan(inputs, "runtime") if problem.severity == "error"]
     if problems:
         raise PlanError("the runtime cannot run this plan:\n" + "\n".join(str(problem) for problem in problems))
+    if getattr(module, _UNDER_A_PLAN, False):
+        raise PlanError("this module is under a plan already: build a new one for another plan")
     owners = parameter_owners(module, inputs.model)
     place = Place(inputs, ProcessGroups(inputs.plan))
     check_values(module, inputs.recipe.precision.compute)
     counter = Counter(inputs.recipe.seed)
+    _check_attention(module, place)
+    setattr(module, _UNDER_A_PLAN, True)
     cuts = _split(module, place)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     _hand_over(module, place)
     _draw_dropout(module, place, counter)
     layouts = _layouts(place, owners, {names[id(parameter)]: cut for parameter, cut in cuts})
     return ParallelModel(module, place, layouts, _shard(module, place), counter)
+
+
+def _check_attention(module: nn.Module, place: Place) -> None:
+    """An attention that is given a mask, which the model makes once for all layers, needs one division of the
+    samples.
+    """
+    kind = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    unlike = place.unlike_the_first
+    if unlike is not None and kind not in (None, "sdpa"):
+        raise PlanError(
+            f"attention '{kind}' gets one mask for all layers, but '{unlike}' divides the samples otherwise than the "
+            "first layer; build the model with attn_implementation='sdpa', or give all layers the same dp axes"
+        )
 
 
 def _split(module: nn.Module, place: Place) -> list[tuple[nn.Parameter, Cut]]:

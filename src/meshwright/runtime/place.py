@@ -43,10 +43,12 @@ class Place:
         """(first, number) of the samples of a micro-batch that this rank holds under a layer."""
         return local_batch(self.micro_batch, self.group, placed.row, self.processes.rank)
 
-    def divides_unlike_the_first(self, placed: Placed) -> bool:
-        """True where a layer divides the samples over other axes than the model's first layer does."""
+    @property
+    def unlike_the_first(self) -> str | None:
+        """The first layer that divides the samples over other axes than the model's first; none where all are alike."""
         wide = {axis for axis, size in self.group.mesh.items() if size > 1}
-        return wide & {*placed.row.axes("dp")} != wide & {*self.placed[0].row.axes("dp")}
+        first = wide & {*self.placed[0].row.axes("dp")}
+        return next((each.layer for each in self.placed if wide & {*each.row.axes("dp")} != first), None)
 
     def first_sample(self, placed: Placed) -> int:
         """The first of them."""
