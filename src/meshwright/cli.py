@@ -3,7 +3,6 @@
 Each verb imports what it needs, so that every one starts quickly.
 """
 
-import gc
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -61,7 +60,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command, and exit. One message and exit code 2 for what a user can fix; 130 for Ctrl-C."""
-    gc.set_threshold(50_000)  # a command makes many objects that stay: collecting took a tenth of its start
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

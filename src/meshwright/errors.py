@@ -32,10 +32,6 @@ class PlanError(MeshwrightError):
     """A plan, or a request for one, that has no meaning or cannot run here."""
 
 
-class MissingExtraError(MeshwrightError):
-    """Something that needs a package which is not installed."""
-
-
 def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known words that look most like `word`, best first; empty where none comes near."""
     import difflib  # here, since most commands never need it

@@ -291,10 +291,6 @@ class Plan(Document):
         """Devices that work."""
         return len({rank for group in self.groups.values() for rank in group.devices})
 
-    def stages_of(self, group: str) -> list[int]:
-        """The numbers of the stages on a group."""
-        return [number for number, stage in enumerate(self.stages) if stage.on == group]
-
     def degree(self, row: Row, group: str, *splits: str) -> int:
         """How many ways a row splits by these: the product of the axes' sizes."""
         mesh = self.groups[group].mesh
