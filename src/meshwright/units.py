@@ -65,18 +65,24 @@ def parse_rate(text: str) -> float:
 
 
 def _quantity(
-    parse: Callable[[str], float], units: tuple[tuple[float, str], ...], least: float, most: float
+    parse: Callable[[str], float],
+    units: tuple[tuple[float, str], ...],
+    least: float,
+    most: float,
+    others: tuple[tuple[float, str], ...] = (),
 ) -> tuple[Any, ...]:
-    """Read as text with a unit; written so too, where that loses nothing. The markers of an annotated float."""
+    """Read as text with a unit; written so too, where that loses nothing. The markers of an annotated float.
+    `others`: units to write with where that is shorter.
+    """
 
     def read(value: Any) -> Any:
         return parse(value) if isinstance(value, str) else value
 
     def write(value: float) -> str | float:
-        unit = next((name for scale, name in units if value >= scale), units[-1][1])
-        scale = next(scale for scale, name in units if name == unit)
-        text = f"{value / scale:.12g} {unit}"
-        return text if _QUANTITY.fullmatch(text) and parse(text) == value else value
+        usual = next((unit for unit in units if value >= unit[0]), units[-1])
+        texts = [f"{value / scale:.12g} {name}" for scale, name in (usual, *others)]
+        exact = [text for text in texts if _QUANTITY.fullmatch(text) and parse(text) == value]
+        return min(exact, key=len, default=value)
 
     text = {
         "type": "string",
@@ -93,7 +99,8 @@ def _units(suffix: str) -> tuple[tuple[float, str], ...]:
 
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-Bytes = Annotated[float, *_quantity(parse_bytes, _units("B"), 0, 1e24)]
+_BINARIES = tuple((float(scale), f"{prefix}B") for prefix, scale in reversed(_BINARY.items()))
+Bytes = Annotated[float, *_quantity(parse_bytes, _units("B"), 0, 1e24, _BINARIES)]
 Bandwidth = Annotated[float, *_quantity(parse_bandwidth, _units("B/s"), 1, 1e24)]
 Seconds = Annotated[float, *_quantity(parse_seconds, _TIMES, 0, 1e9)]
 Rate = Annotated[float, *_quantity(parse_rate, _units("FLOP/s"), 1, 1e30)]
