@@ -76,3 +76,10 @@ def test_the_report_names_every_layer_and_the_tie() -> None:
         "1,024 positions",
     ):
         assert word in text
+
+
+def test_saved_bytes_are_those_of_the_kernel_sets() -> None:
+    """GPT-2 small at 1,024: 34 s b h with 5 a s / h = 80 (Korthikanti 2022, equation 1), for each of 768 numbers."""
+    layer = model_data(resolve_model("gpt2"), 1024)["layers"][1]
+    assert layer["saved_bytes_per_token"]["megatron-fused"] == 768 * (34 + 80)
+    assert "saved for backward by one layer" in plain_text(model_blocks(resolve_model("gpt2"), 1024))

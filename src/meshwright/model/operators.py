@@ -1,11 +1,12 @@
 """The operators that layers are made of. Each knows its parameters and its matrix FLOPs; what an implementation keeps
 and moves is a matter of kernel sets (`cost/kernels`).
 
-An operator works on `samples` x `length` positions of its layer's stream, unless it says how many positions a sample
-has. `{i}` in a path stands for the layer's index in its container.
+An operator works on `samples` x `length` positions of its layer's stream, unless it names another stream or says how
+many positions a sample has. `{i}` in a path stands for the layer's index in its container.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -27,11 +28,39 @@ class Work(NamedTuple):
         return self.samples * self.length
 
 
+class Flops(NamedTuple):
+    """Matrix FLOPs of one operator, term by term: a multiply and an add count as two."""
+
+    forward: float = 0.0
+    """Of all the products, also those that a mask hides."""
+    by_input: float = 0.0
+    """Backward, for the gradients of what it reads."""
+    by_weight: float = 0.0
+    """Backward, for the gradients of its own parameters."""
+    masked: float = 0.0
+    """Of forward's, what an attention core's mask hides, and a kernel that knows the mask skips: half for a causal one,
+    more where a window is narrow. The same share of backward's is hidden.
+    """
+    again: float = 0.0
+    """What flash attention computes once more in backward instead of keeping the scores: the product of queries and
+    keys (Dao 2022, section 3.1).
+    """
+
+    @property
+    def backward(self) -> float:
+        """Without what is computed again."""
+        return self.by_input + self.by_weight
+
+
 class _Operator(Record):
     path: str = ""
     """Where its parameters live: the module's path in the model; `{i}` is the layer's index. Empty where it has
     none.
     """
+    stream: str | None = None
+    """The stream whose positions it works on, where it is not the layer's own (keys and values of cross-attention)."""
+    positions: PositiveInt | None = None
+    """Positions of a sample that it works on, where they are no stream's (one class token, the taps of a table)."""
 
     @model_serializer(mode="wrap")
     def _say_which(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -42,9 +71,9 @@ class _Operator(Record):
         """Trainable numbers."""
         return 0
 
-    def flops(self, work: Work) -> float:
-        """Matrix FLOPs of one forward: a multiply and an add count as two."""
-        return 0.0
+    def flops(self, work: Work) -> Flops:
+        """Matrix FLOPs, forward and backward."""
+        return Flops()
 
 
 class Linear(_Operator):
@@ -64,9 +93,9 @@ class Linear(_Operator):
         """inputs x outputs, and the bias; a tied weight is its owner's."""
         return (0 if self.tied else self.inputs * self.outputs) + (self.outputs if self.bias else 0)
 
-    def flops(self, work: Work) -> float:
-        """2 · positions · inputs · outputs."""
-        return 2.0 * work.positions * self.inputs * self.outputs
+    def flops(self, work: Work) -> Flops:
+        """2 · positions · inputs · outputs; as many for each of backward's two products."""
+        return _by_weights(2.0 * work.positions * self.inputs * self.outputs)
 
 
 class Embedding(_Operator):
@@ -94,9 +123,8 @@ class Norm(_Operator):
     width: PositiveInt
     bias: Flag = False
     affine: Flag = True
-    per_head: Flag = False
-    """True for a norm of queries and keys, whose width is one head's."""
-    positions: PositiveInt | None = None
+    heads: PositiveInt | None = None
+    """Of queries or keys: how many heads it works on, each by itself; the width is then one head's."""
 
     def parameters(self) -> int:
         """A gain, and where there is one a bias, for each of the width."""
@@ -114,21 +142,43 @@ class Attention(_Operator):
     """Width of a value head where it differs from head_dim (MLA)."""
     causal: Flag = True
     window: PositiveInt | None = None
+    """Positions that each one sees, where a mask hides the others (sliding windows)."""
+    block: PositiveInt | None = None
+    """Positions are cut into blocks of so many, which see themselves alone (Swin's windows)."""
     cross: str | None = None
     """The stream whose positions are looked at, where it is not the layer's own."""
     sinks: Flag = False
     """One learned logit per head (gpt-oss)."""
+    alibi: Flag = False
+    """True where each score gets a bias by its distance instead of positions in the stream (Press 2021)."""
+    relative: Flag = False
+    """True where each score gets a learned bias by its distance, from a table (T5, Swin)."""
+    capped: Flag = False
+    """True where scores go through a tanh before the softmax (Gemma 2)."""
 
     def parameters(self) -> int:
         """The sinks, where it has any."""
         return self.heads if self.sinks else 0
 
-    def flops(self, work: Work) -> float:
-        """2 · positions · context · heads · (head_dim + value_dim): the full square; the causal half is a separate
-        matter.
+    def flops(self, work: Work) -> Flops:
+        """2 · positions · context · heads · (head_dim + value_dim) forward, twice that backward."""
+        value_dim = self.value_dim or self.head_dim
+        scores = 2.0 * work.positions * work.context * self.heads
+        forward = scores * (self.head_dim + value_dim)
+        return Flops(forward, 2 * forward, 0.0, forward * self.hidden_share(work.context), scores * self.head_dim)
+
+    def hidden_share(self, context: float) -> float:
+        """The share of the scores that the mask hides: of `context` positions each sees the `window` before it, or all
+        before it; the first ones see fewer.
+
+        >>> core = Attention(heads=1, kv_heads=1, head_dim=1, window=1024)
+        >>> core.hidden_share(1024), core.hidden_share(8192)
+        (0.5, 0.8828125)
         """
-        context = min(work.context, self.window) if self.window else work.context
-        return 2.0 * work.positions * context * self.heads * (self.head_dim + (self.value_dim or self.head_dim))
+        seen = min(1.0, (self.window or context) / context)
+        if self.cross is not None:
+            return 0.0
+        return 1 - seen * (1 - seen / 2) if self.causal else 1 - seen
 
 
 class Activation(_Operator):
@@ -138,7 +188,6 @@ class Activation(_Operator):
     function: str = "gelu"
     width: PositiveInt
     gated: Flag = False
-    positions: PositiveInt | None = None
 
 
 class Dropout(_Operator):
@@ -148,6 +197,9 @@ class Dropout(_Operator):
     width: PositiveInt
     probability: Annotated[float, Field(ge=0, lt=1)]
     of: Literal["hidden", "attention"] = "hidden"
+    """`attention`: on the weights of an attention core of `width` heads; `cross` and `block` are then the core's."""
+    cross: str | None = None
+    block: PositiveInt | None = None
 
 
 class Add(_Operator):
@@ -155,7 +207,6 @@ class Add(_Operator):
 
     op: Literal["add"] = "add"
     width: PositiveInt
-    positions: PositiveInt | None = None
 
 
 class Rotary(_Operator):
@@ -173,14 +224,18 @@ class Router(_Operator):
     experts: PositiveInt
     top_k: PositiveInt
     bias: Flag = False
+    function: Literal["softmax", "sigmoid"] = "softmax"
+    """What makes weights of the scores."""
+    wide: Flag = False
+    """True where it works in float32 whatever the compute dtype (DeepSeek)."""
 
     def parameters(self) -> int:
         """hidden x experts."""
         return self.hidden * self.experts + (self.experts if self.bias else 0)
 
-    def flops(self, work: Work) -> float:
-        """2 · positions · hidden · experts."""
-        return 2.0 * work.positions * self.hidden * self.experts
+    def flops(self, work: Work) -> Flops:
+        """2 · positions · hidden · experts; as many for each of backward's two products."""
+        return _by_weights(2.0 * work.positions * self.hidden * self.experts)
 
 
 class Experts(_Operator):
@@ -193,6 +248,8 @@ class Experts(_Operator):
     ffn: PositiveInt
     gated: Flag = True
     bias: Flag = False
+    function: str = "silu"
+    """Its activation, as an Activation names it."""
 
     def parameters(self) -> int:
         """count · (2 or 3) · hidden · ffn, and the biases."""
@@ -200,20 +257,30 @@ class Experts(_Operator):
         biases = (matrices - 1) * self.ffn + self.hidden if self.bias else 0
         return self.count * (matrices * self.hidden * self.ffn + biases)
 
-    def flops(self, work: Work) -> float:
-        """2 · positions · top_k · (2 or 3) · hidden · ffn."""
-        return 2.0 * work.positions * self.top_k * (3 if self.gated else 2) * self.hidden * self.ffn
+    def idle_parameters(self) -> int:
+        """Those that one position does not use."""
+        return self.parameters() // self.count * (self.count - self.top_k)
+
+    def flops(self, work: Work) -> Flops:
+        """2 · positions · top_k · (2 or 3) · hidden · ffn; as many for each of backward's two products."""
+        return _by_weights(2.0 * work.positions * self.top_k * (3 if self.gated else 2) * self.hidden * self.ffn)
 
 
 class Convolution(_Operator):
-    """A convolution in one or more dimensions; `positions` is the number of output positions of one sample, the layer's
-    stream where it is not said."""
+    """A convolution in one or more dimensions, by its output positions."""
 
     op: Literal["convolution"] = "convolution"
     inputs: PositiveInt
     outputs: PositiveInt
     kernel: tuple[PositiveInt, ...]
-    positions: PositiveInt | None = None
+    input_positions: PositiveInt | None = None
+    """Positions of a sample that it reads, where a stride makes them others than it puts out."""
+    transposed: Flag = False
+    """True for one that spreads each input position over several outputs (up-sampling)."""
+    surplus: NonNegativeInt = 0
+    """Output positions of a sample that it computes besides and throws away (a causal one that is padded at both
+    ends).
+    """
     groups: PositiveInt = 1
     bias: Flag = False
 
@@ -221,26 +288,76 @@ class Convolution(_Operator):
         """inputs / groups · outputs · kernel, and the bias."""
         return self.inputs // self.groups * self.outputs * math.prod(self.kernel) + (self.outputs if self.bias else 0)
 
-    def flops(self, work: Work) -> float:
-        """2 · samples · positions · inputs / groups · outputs · kernel."""
-        taps = self.inputs // self.groups * self.outputs * math.prod(self.kernel)
-        return 2.0 * work.samples * (self.positions or work.length) * taps
+    def flops(self, work: Work) -> Flops:
+        """2 · output positions · inputs / groups · outputs · kernel; as many for each of backward's two products. A
+        transposed one works by its input positions.
+        """
+        positions = work.samples * self.computed_positions(work)
+        return _by_weights(2.0 * positions * (self.inputs // self.groups) * self.outputs * math.prod(self.kernel))
+
+    def computed_positions(self, work: Work) -> float:
+        """Positions of a sample that its product has a row for."""
+        return self.read_positions(work) if self.transposed else work.length + self.surplus
+
+    def read_positions(self, work: Work) -> float:
+        """Positions of a sample that it reads."""
+        return self.input_positions or work.length
 
 
 class Scan(_Operator):
-    """A selective state-space scan (Mamba): `width` channels with `state` numbers each."""
+    """A selective state-space scan: each channel has `state` numbers that every position updates (Gu and Dao 2023).
+
+    With a `chunk` it is the dual form (Dao and Gu 2024, section 6): products within chunks, a recurrence between them.
+    """
 
     op: Literal["scan"] = "scan"
     width: PositiveInt
+    """Channels; of one head where it has heads."""
     state: PositiveInt
+    heads: PositiveInt | None = None
+    """Groups of channels that decay alike (Mamba 2), each worked on by itself."""
+    chunk: PositiveInt | None = None
+    """Positions of a chunk; the last one is filled up."""
+
+    def flops(self, work: Work) -> Flops:
+        """Forward 2 · positions · channels · state for reading the states out; twice that backward. The update of the
+        states has no matrices: about as much again, element by element, is not counted here. A chunked scan makes
+        products of the update too: `chunk_flops`.
+        """
+        channels = self.width * (self.heads or 1)
+        if self.chunk:
+            forward = work.samples * self.chunk_flops(math.ceil(work.length / self.chunk), self.chunk)
+        else:
+            forward = 2.0 * work.positions * channels * self.state
+        return Flops(forward, 2 * forward)
+
+    def chunk_flops(self, chunks: int, length: int) -> float:
+        """Of one sample: within chunks, scores of all pairs of positions, and their weighted sum; into a state at the
+        end of each and out of the one before each; and between chunks, each state from all before it.
+        """
+        heads, size = self.heads or 1, self.width * self.state
+        within = chunks * length**2 * (self.state + self.width)
+        return 2.0 * heads * (within + 2 * chunks * length * size + (chunks + 1) ** 2 * size)
+
+
+class MatMul(_Operator):
+    """A product of two activations outside of attention: for each position `outputs` sums over `inner` products."""
+
+    op: Literal["matmul"] = "matmul"
+    inner: PositiveInt
+    outputs: PositiveInt
+
+    def flops(self, work: Work) -> Flops:
+        """2 · positions · inner · outputs; as many for the gradient of each operand."""
+        forward = 2.0 * work.positions * self.inner * self.outputs
+        return Flops(forward, 2 * forward)
 
 
 class Pool(_Operator):
-    """Pooling down to `positions` positions a sample of `width` values."""
+    """Pooling down to its positions, of `width` values each."""
 
     op: Literal["pool"] = "pool"
     width: PositiveInt
-    positions: PositiveInt
 
 
 class Parameter(_Operator):
@@ -254,12 +371,25 @@ class Parameter(_Operator):
         return math.prod(self.shape)
 
 
+class Contrast(_Operator):
+    """Compares each sample of the micro-batch, as `width` values, with every other one's (CLIP), and its cross entropy
+    both ways.
+    """
+
+    op: Literal["contrast"] = "contrast"
+    width: PositiveInt
+
+    def flops(self, work: Work) -> Flops:
+        """2 · samples² · width; as many for the gradient of each operand."""
+        forward = 2.0 * work.samples**2 * self.width
+        return Flops(forward, 2 * forward)
+
+
 class Loss(_Operator):
-    """Cross entropy over `classes`; `positions` where it is taken once a sample (classification)."""
+    """Cross entropy over `classes`; at one position where it is taken once a sample (classification)."""
 
     op: Literal["loss"] = "loss"
     classes: NonNegativeInt
-    positions: PositiveInt | None = None
 
 
 Operator = Annotated[
@@ -275,8 +405,26 @@ Operator = Annotated[
     | Experts
     | Convolution
     | Scan
+    | MatMul
     | Pool
     | Parameter
+    | Contrast
     | Loss,
     Field(discriminator="op"),
 ]
+
+
+def _by_weights(forward: float) -> Flops:
+    """A product with a weight: backward has one for the input's gradient and one for the weight's."""
+    return Flops(forward, forward, forward)
+
+
+def work_of(operator: Operator, samples: float, lengths: Mapping[str, float], stream: str) -> Work:
+    """The whole work of an operator of a layer on `stream`, for so many samples with these lengths of streams.
+
+    >>> work_of(Attention(heads=8, kv_heads=8, head_dim=64, cross="frames"), 2, {"tokens": 5, "frames": 9}, "tokens")
+    Work(samples=2, length=5, context=9)
+    """
+    length = operator.positions or lengths[operator.stream or stream]
+    cross, block = getattr(operator, "cross", None), getattr(operator, "block", None)
+    return Work(samples, length, block or (lengths[cross] if cross else length))

@@ -8,9 +8,9 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from meshwright.document import Document, Record
 from meshwright.errors import did_you_mean
 from meshwright.explain import LAYER_PATTERN, WORD_PATTERN, misplaced
-from meshwright.model.operators import Attention, Dropout, Embedding, Experts, Norm, Operator
+from meshwright.model.operators import Attention, Contrast, Dropout, Embedding, Experts, Norm, Operator
 from meshwright.model.spans import MAX_LAYERS, SPAN_PATTERN, checked_span, parse_span, span_names
-from meshwright.units import PositiveInt
+from meshwright.units import Flag, PositiveInt
 
 Span = Annotated[
     str,
@@ -25,6 +25,10 @@ class Part(Record):
 
     name: Annotated[str, Field(pattern=WORD_PATTERN)]
     operators: tuple[Operator, ...]
+    parallel: Flag = False
+    """True where it reads what the part before it reads, not what that puts out (attention and MLP side by side). An
+    operator of it that comes before any norm reads what the other part's norm put out.
+    """
 
     @cached_property
     def parameters(self) -> int:
@@ -140,6 +144,17 @@ class ModelSpec(Document):
             if twice:
                 raise misplaced(("stacks", place, "span"), f"layer '{twice}' stands twice")
             seen.update(names)
+            _parts_are_sound(stack, place, self.streams)
+        return self
+
+    @model_validator(mode="after")
+    def _ties_are_placed(self) -> "ModelSpec":
+        for place, tie in enumerate(self.ties):
+            copies = ((("copies", at), name) for at, name in enumerate(tie.copies))
+            for where, parameter in ((("owner",), tie.owner), *copies):
+                if self.layer_of(parameter) is None:
+                    hint = did_you_mean(parameter.rpartition(".")[0], self._layer_of_module)
+                    raise misplaced(("ties", place, *where), f"no layer covers '{parameter}'; {hint}")
         return self
 
     @cached_property
@@ -157,10 +172,35 @@ class ModelSpec(Document):
         """Trainable numbers; a tied parameter counts once."""
         return sum(stack.parameters * len(span_names(stack.span)) for stack in self.stacks)
 
+    @cached_property
+    def active_parameters(self) -> int:
+        """Trainable numbers that one position uses: of routed experts, `top_k` of `count`."""
+        return self.parameters - sum(
+            len(span_names(stack.span)) * part.experts.idle_parameters()
+            for stack in self.stacks
+            for part in stack.parts
+            if part.experts
+        )
+
     @property
     def batch_statistics(self) -> bool:
-        """True where some norm takes statistics over the batch: the number of micro-batches then changes the model."""
-        return any(isinstance(op, Norm) and op.kind == "batch" for stack in self.stacks for op in stack.operators)
+        """True where a norm takes statistics over the batch, or the loss compares samples: the number of micro-batches
+        then changes the model.
+        """
+        return any(
+            isinstance(op, Contrast) or (isinstance(op, Norm) and op.kind == "batch")
+            for stack in self.stacks
+            for op in stack.operators
+        )
+
+    @cached_property
+    def unused(self) -> frozenset[str]:
+        """Layers whose output the last layer does not see, however far on: they run, but get no gradient."""
+        seen = {self.layers[-1].name}
+        for layer in reversed(self.layers):
+            if layer.name in seen:
+                seen.update(layer.reads)
+        return frozenset(self.by_name) - seen
 
     @property
     def vocabulary(self) -> int | None:
@@ -204,6 +244,20 @@ class ModelSpec(Document):
     def attentions(self, layer: str) -> list[Attention]:
         """The attention cores of a layer."""
         return [op for op in self.by_name[layer].stack.operators if isinstance(op, Attention)]
+
+
+def _parts_are_sound(stack: LayerStack, place: int, streams: dict[str, Stream]) -> None:
+    """Parts have names of their own, and the streams that operators name exist. Raises a misplaced error."""
+    names = [part.name for part in stack.parts]
+    for at, part in enumerate(stack.parts):
+        if part.name in names[:at]:
+            raise misplaced(("stacks", place, "parts", at, "name"), f"'{part.name}' stands twice in '{stack.span}'")
+        for inside, operator in enumerate(part.operators):
+            for field in ("stream", "cross"):
+                named = getattr(operator, field, None)
+                if named is not None and named not in streams:
+                    where = ("stacks", place, "parts", at, "operators", inside, field)
+                    raise misplaced(where, f"'{named}' is not named in streams; {did_you_mean(named, streams)}")
 
 
 def _expand(stack: LayerStack) -> list[Layer]:

@@ -1,17 +1,23 @@
-"""A model in numbers: parameters and forward FLOPs by layer, and what a planner has to mind."""
+"""A model in numbers: parameters, forward FLOPs and saved bytes by layer, and what a planner has to mind."""
 
 from typing import Any
 
-from meshwright.model.operators import Operator, Work
+from meshwright.cost.kernels import KERNEL_SETS
+from meshwright.cost.saved import saved_bytes
+from meshwright.model.operators import Flops, Operator, work_of
 from meshwright.model.spans import span_names
 from meshwright.model.spec import LayerStack, ModelSpec
 from meshwright.report.blocks import Block, Facts, Lines, table
 from meshwright.report.hazards import hazards
-from meshwright.units import show_count
+from meshwright.units import show_bytes, show_count
+
+_TERMS = Flops._fields
+"""Forward, backward's two products, and of attention what a mask hides and what flash attention computes again."""
 
 
 def model_data(spec: ModelSpec, sequence: int) -> dict[str, Any]:
-    """The model as plain data. Numbers of a layer are those of one layer; FLOPs are a forward's, per token, at
+    """The model as plain data. Numbers of a layer are those of one layer; FLOPs are a forward's and bytes those that it
+    saves for backward in bf16 on a GPU without recompute, by kernel set: both per token of the layer's stream, at
     `sequence` positions or as many as the model has places for.
     """
     sequence = min([sequence, *(stream.limit for stream in spec.streams.values() if stream.limit)])
@@ -42,18 +48,25 @@ def model_blocks(spec: ModelSpec, sequence: int) -> list[Block]:
         ("fingerprint", spec.fingerprint),
     ]
     said = tuple(f"{hazard['name']}: {hazard['message']}" for hazard in data["hazards"])
-    blocks: list[Block] = [Facts(spec.name, tuple(facts)), _layers(data)]
+    blocks: list[Block] = [Facts(spec.name, tuple(facts)), _layers(data), _flops_table(data), _saved_table(data)]
     return [*blocks, Lines("to mind", said, "warning")] if said else blocks
 
 
 def _layers(data: dict[str, Any]) -> Block:
-    rows: list[tuple[str, ...]] = []
-    for layer in data["layers"]:
-        numbers = (f"{layer['parameters']:,}", show_count(layer["forward_flops_per_token"]))
-        rows.append((layer["span"], str(layer["layers"]), _parts(layer), *numbers))
+    rows: list[tuple[str, ...]] = [
+        (layer["span"], str(layer["layers"]), _parts(layer), f"{layer['parameters']:,}") for layer in data["layers"]
+    ]
     count = sum(layer["layers"] for layer in data["layers"])
-    rows.append(("all", str(count), "", f"{data['parameters']:,}", show_count(data["forward_flops_per_token"])))
-    return table("", "span | >layers | parts | >parameters each | >forward FLOP/token each", rows, total=True)
+    rows.append(("all", str(count), "", f"{data['parameters']:,}"))
+    return table("", "span | >layers | parts | >parameters each", rows, total=True)
+
+
+def _flops_table(data: dict[str, Any]) -> Block:
+    rows = [
+        (layer["span"], *(show_count(layer["flops_per_token"][term]) for term in _TERMS)) for layer in data["layers"]
+    ]
+    columns = "span | >forward | >backward, input | >backward, weights | >masked forward | >flash again"
+    return table("matrix FLOP of one layer, per token", columns, rows)
 
 
 def _parts(layer: dict[str, Any]) -> str:
@@ -66,6 +79,11 @@ def _layer(spec: ModelSpec, stack: LayerStack, sequence: int) -> dict[str, Any]:
         "layers": _count(stack),
         "parameters": stack.parameters,
         "forward_flops_per_token": _flops(spec, stack, sequence),
+        "flops_per_token": {
+            term: sum(getattr(_operator_terms(spec, stack, op, sequence), term) for op in stack.operators)
+            for term in _TERMS
+        },
+        "saved_bytes_per_token": {name: _saved(spec, stack, name, sequence) for name in KERNEL_SETS},
         "parts": [
             {
                 "name": part.name,
@@ -86,8 +104,29 @@ def _flops(spec: ModelSpec, stack: LayerStack, sequence: int) -> float:
 
 
 def _operator_flops(spec: ModelSpec, stack: LayerStack, operator: Operator, sequence: int) -> float:
+    return _operator_terms(spec, stack, operator, sequence).forward
+
+
+def _operator_terms(spec: ModelSpec, stack: LayerStack, operator: Operator, sequence: int) -> Flops:
     """Of one sample, for each position of the layer's stream: what a plan's tokens are in a model with one stream."""
-    length = spec.streams[stack.stream].length or sequence
-    looked_at = getattr(operator, "cross", None)
-    context = (spec.streams[looked_at].length or sequence) if looked_at in spec.streams else length
-    return operator.flops(Work(1.0, length, context)) / length
+    lengths = _lengths(spec, sequence)
+    flops = operator.flops(work_of(operator, 1.0, lengths, stack.stream))
+    return Flops(*(term / lengths[stack.stream] for term in flops))
+
+
+def _saved(spec: ModelSpec, stack: LayerStack, kernels: str, sequence: int) -> float:
+    lengths = _lengths(spec, sequence)
+    return saved_bytes(spec, stack, kernels, lengths) / lengths[stack.stream]
+
+
+def _lengths(spec: ModelSpec, sequence: int) -> dict[str, int]:
+    return {name: stream.length or sequence for name, stream in spec.streams.items()}
+
+
+def _saved_table(data: dict[str, Any]) -> Block:
+    rows = [
+        (layer["span"], *(show_bytes(layer["saved_bytes_per_token"][name]) for name in KERNEL_SETS))
+        for layer in data["layers"]
+    ]
+    columns = " | ".join(["span", *(f">{name}" for name in KERNEL_SETS)])
+    return table("saved for backward by one layer, per token, in bf16 on a GPU", columns, rows)

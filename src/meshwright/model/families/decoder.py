@@ -1,37 +1,38 @@
-"""What decoder-only language models have in common: an embedding, equal blocks, a norm with a head."""
+"""What decoder-only language models have in common: an embedding, blocks, a norm with a head."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Literal, TypeAlias
 
 from meshwright.model.operators import Dropout, Linear, Loss, Norm, Operator
+from meshwright.model.spans import MAX_LAYERS
 from meshwright.model.spec import LayerStack, Part, Tie
+
+Block: TypeAlias = Mapping[str, Sequence[Operator]]
+"""The operators of a block's parts, by their names."""
 
 
 def decoder_stacks(
     embedding: Sequence[Operator],
-    blocks: dict[str, Sequence[Operator]],
+    blocks: Block | Sequence[Block],
     head: Sequence[Operator],
     *,
     layers: int,
     hidden: int,
     vocabulary: int,
     modules: tuple[tuple[str, ...], str, tuple[str, ...]],
+    parallel: bool = False,
 ) -> tuple[LayerStack, ...]:
-    """`embed`, `decoder.0-n`, `head`, each reading the one before. `blocks` are the parts of a block by name;
-    `modules` the module paths of the three.
+    """`embed`, `decoder.0-n`, `head`, each reading the one before. `blocks` is what all layers are, or a block for each
+    layer, of which equal neighbours fold; `modules` the module paths of the three. `parallel`: what comes after
+    attention in a block reads what attention reads.
     """
-    first, block, last = modules
+    first, path, last = modules
     return (
         LayerStack(
             span="embed", modules=first, output=hidden, parts=(Part(name="embedding", operators=tuple(embedding)),)
         ),
-        LayerStack(
-            span=f"decoder.0-{layers - 1}",
-            modules=(block,),
-            reads=("embed",),
-            output=hidden,
-            parts=tuple(Part(name=name, operators=tuple(operators)) for name, operators in blocks.items()),
-        ),
+        *block_stacks("decoder", path, blocks, layers, reads=("embed",), hidden=hidden, parallel=parallel),
         LayerStack(
             span="head",
             modules=last,
@@ -42,15 +43,61 @@ def decoder_stacks(
     )
 
 
-def language_head(norm: Norm, hidden: int, vocabulary: int, *, tied: bool) -> tuple[Operator, ...]:
+def block_stacks(
+    base: str,
+    path: str,
+    blocks: Block | Sequence[Block],
+    layers: int,
+    *,
+    reads: tuple[str, ...],
+    hidden: int,
+    stream: str = "tokens",
+    side: tuple[str, ...] = (),
+    parallel: bool = False,
+) -> tuple[LayerStack, ...]:
+    """`base.0-n` at the module path `path`: the first reads `reads`, each later one the one before it, and all of them
+    `side` besides. `blocks` and `parallel` as in `decoder_stacks`.
+    """
+    return tuple(
+        LayerStack(
+            span=f"{base}.{start}-{end}" if end > start else f"{base}.{start}",
+            modules=(path,),
+            reads=(f"{base}.{start - 1}",) if start else reads,
+            side=side,
+            stream=stream,
+            output=hidden,
+            parts=tuple(
+                Part(name=name, operators=tuple(operators), parallel=parallel and place > 0)
+                for place, (name, operators) in enumerate(block.items())
+            ),
+        )
+        for block, start, end in _runs(blocks, layers)
+    )
+
+
+def _runs(blocks: Block | Sequence[Block], layers: int) -> Iterator[tuple[Block, int, int]]:
+    """Each run of equal blocks, with the first and the last of its layers."""
+    if isinstance(blocks, Mapping):
+        yield blocks, 0, layers - 1
+        return
+    start = 0
+    for block, run in groupby(blocks[:MAX_LAYERS]):
+        end = start + len(list(run)) - 1
+        yield block, start, end
+        start = end + 1
+
+
+def language_head(
+    norm: Norm | None, hidden: int, vocabulary: int, *, tied: bool, bias: bool = False
+) -> tuple[Operator, ...]:
     """The last norm, the matrix to the vocabulary, and the loss."""
-    matrix = Linear(path="lm_head", inputs=hidden, outputs=vocabulary, split="column", tied=tied)
-    return norm, matrix, Loss(classes=vocabulary)
+    matrix = Linear(path="lm_head", inputs=hidden, outputs=vocabulary, bias=bias, split="column", tied=tied)
+    return (*((norm,) if norm else ()), matrix, Loss(classes=vocabulary))
 
 
-def embedding_tie(owner: str, *, tied: bool) -> tuple[Tie, ...]:
+def embedding_tie(owner: str, *, tied: bool, copy: str = "lm_head.weight") -> tuple[Tie, ...]:
     """The head's matrix as a copy of the embedding's, where it is one."""
-    return (Tie(name="embedding", owner=owner, copies=("lm_head.weight",)),) if tied else ()
+    return (Tie(name="embedding", owner=owner, copies=(copy,)),) if tied else ()
 
 
 def dropout(probability: float, width: int, of: Literal["hidden", "attention"], path: str) -> tuple[Dropout, ...]:

@@ -2,14 +2,24 @@
 
 from meshwright.model.families.config import Config
 from meshwright.model.families.decoder import decoder_stacks, dropout, embedding_tie, language_head
-from meshwright.model.operators import Activation, Add, Attention, Embedding, Linear, Norm, Operator
+from meshwright.model.families.heads import core, read_heads
+from meshwright.model.operators import Activation, Add, Embedding, Linear, Norm, Operator
 from meshwright.model.spec import ModelSpec, Stream
 
 _AT = "transformer.h.{i}."
+ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+"""Other names of fields, as transformers' GPT2Config and GPTJConfig take them."""
 
 
 def gpt2(config: Config, name: str) -> ModelSpec:
     """Pre-norm blocks: attention with one fused matrix for query, key and value, learned positions, a plain MLP."""
+    config = config.completed({}, ALIASES)
+    config.only("add_cross_attention", False, default=False)
     hidden, vocabulary = config.size("n_embd"), config.size("vocab_size")
     tied = config.flag("tie_word_embeddings", True)
     norm = Norm(path="transformer.ln_f", kind="layer", width=hidden, bias=True)
@@ -22,7 +32,7 @@ def gpt2(config: Config, name: str) -> ModelSpec:
             _embedding(config, hidden, vocabulary),
             {"attention": _attention(config, hidden), "mlp": _mlp(config, hidden)},
             language_head(norm, hidden, vocabulary, tied=tied),
-            layers=config.size("n_layer"),
+            layers=config.layers("n_layer"),
             hidden=hidden,
             vocabulary=vocabulary,
             modules=(
@@ -45,15 +55,11 @@ def _embedding(config: Config, hidden: int, vocabulary: int) -> list[Operator]:
 
 
 def _attention(config: Config, hidden: int) -> list[Operator]:
-    heads, at = config.size("n_head"), _AT + "attn"
-    if hidden % heads:
-        raise config.error("n_head", f"{heads} heads do not divide n_embd, which is {hidden}")
-    fused = (hidden, hidden, hidden)
+    heads, at = read_heads(config, hidden="n_embd", heads="n_head"), _AT + "attn"
     return [
         Norm(path=_AT + "ln_1", kind="layer", width=hidden, bias=True),
-        Linear(path=f"{at}.c_attn", inputs=hidden, outputs=3 * hidden, bias=True, split="column", segments=fused),
-        Attention(path=at, heads=heads, kv_heads=heads, head_dim=hidden // heads),
-        *dropout(config.chance("attn_pdrop", 0.1), heads, "attention", f"{at}.attn_dropout"),
+        heads.fused(f"{at}.c_attn", bias=True),
+        *core(config, heads, at, dropout_field="attn_pdrop", default=0.1, dropout_path=f"{at}.attn_dropout"),
         Linear(path=f"{at}.c_proj", inputs=hidden, outputs=hidden, bias=True, split="row"),
         *dropout(config.chance("resid_pdrop", 0.1), hidden, "hidden", f"{at}.resid_dropout"),
         Add(width=hidden),
