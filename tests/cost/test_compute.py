@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.compute import Machine, costs, layer_seconds, machines, needed_flops, optimizer_bytes
+from meshwright.cost.compute import (
+    Machine,
+    layer_seconds,
+    machines,
+    needed_flops,
+    operator_seconds,
+    optimizer_bytes,
+)
 from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.cost.placement import Placement
 from meshwright.cost.shares import Share
@@ -17,6 +24,8 @@ from meshwright.recipe.spec import Recipe
 from tests.cost.build import QUICK, inputs, llama
 
 MACHINE = Machine(compute=1e12, matmul=1e12, memory=1e9)
+ENDLESS = Machine(compute=1e6, matmul=1e6, memory=1e15)
+"""Bound by FLOPs alone."""
 WORK = Work(samples=2, length=64, context=64)
 CORE = Attention(heads=4, kv_heads=4, head_dim=16)
 
@@ -37,8 +46,8 @@ def share(operator: Operator, **fields: Any) -> Share:
     ids=["bound by FLOPs", "bound by memory", "in the dtype of products", "on a shared unit"],
 )
 def test_a_matrix_takes_the_longer_of_its_flops_and_its_bytes(machine: Machine, seconds: float) -> None:
-    one = costs(share(Linear(inputs=64, outputs=32)), KERNEL_SETS["hf-sdpa"], Storage())
-    assert one.seconds(machine)[0] == pytest.approx(seconds)
+    one = operator_seconds(share(Linear(inputs=64, outputs=32)), KERNEL_SETS["hf-sdpa"], Storage(), machine)
+    assert one.forward == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +56,9 @@ def test_a_matrix_takes_the_longer_of_its_flops_and_its_bytes(machine: Machine, 
     ids=["both gradients", "frozen", "nothing before it learns", "no gradient"],
 )
 def test_backward_does_a_product_for_each_gradient_that_is_wanted(fields: dict[str, bool], products: int) -> None:
-    one = costs(share(Linear(inputs=64, outputs=32), **fields), KERNEL_SETS["hf-sdpa"], Storage())
-    assert one.backward_flops == products * one.flops
+    one = operator_seconds(share(Linear(inputs=64, outputs=32), **fields), KERNEL_SETS["hf-sdpa"], Storage(), ENDLESS)
+    assert one.backward == pytest.approx(products * one.forward)
+    assert one.weight == pytest.approx(one.forward if fields.get("learns", True) else 0)
 
 
 @pytest.mark.parametrize(
@@ -58,17 +68,18 @@ def test_backward_does_a_product_for_each_gradient_that_is_wanted(fields: dict[s
         ("megatron-fused", CORE, 1, 2),
         ("megatron-flash", CORE, 0.5, 1.25),
         ("hf-sdpa", CORE.model_copy(update={"causal": False}), 1, 2.5),
-        ("hf-sdpa", CORE.model_copy(update={"window": 16}), 7 / 8, 7 / 8 * 2.5),
+        ("hf-sdpa", CORE.model_copy(update={"window": 16}), 7 / 32, 7 / 32 * 2.5),
         ("hf-sdpa", CORE.model_copy(update={"cross": "frames"}), 1, 2.5),
+        ("hf-sdpa", CORE.model_copy(update={"causal": False, "value_dim": CORE.head_dim // 2}), 1, 2 + 2 / 3),
     ],
-    ids=["eager", "fused", "flash, causal", "flash, both ways", "flash, a window", "flash, another stream"],
+    ids=["eager", "fused", "causal", "both ways", "a window", "another stream", "narrow values"],
 )
 def test_flash_attention_skips_what_is_masked_and_computes_scores_again(
     kernels: str, core: Attention, forward: float, backward: float
 ) -> None:
-    one = costs(share(core), KERNEL_SETS[kernels], Storage())
-    square = core.flops(WORK)
-    assert (one.flops / square, one.backward_flops / square) == (forward, backward)
+    one = operator_seconds(share(core), KERNEL_SETS[kernels], Storage(), ENDLESS)
+    square = core.flops(WORK).forward / ENDLESS.compute
+    assert (one.forward / square, one.backward / square) == pytest.approx((forward, backward))
 
 
 @QUICK
@@ -151,6 +162,6 @@ def test_the_optimizer_reads_and_writes_its_states(fields: dict[str, Any], expec
 
 
 def test_what_a_model_needs_counts_causal_attention_as_half_and_no_recompute() -> None:
-    assert needed_flops(share(CORE)) == 3 * CORE.flops(WORK) / 2
+    assert needed_flops(share(CORE)) == 3 * CORE.flops(WORK).forward / 2
     matrix = Linear(inputs=64, outputs=32)
-    assert needed_flops(share(matrix)) == 3 * matrix.flops(WORK)
+    assert needed_flops(share(matrix)) == 3 * matrix.flops(WORK).forward

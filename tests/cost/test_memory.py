@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.memory import Instant, Memory, States, layer_activations, layer_states, stage_memory
+from meshwright.cost.memory import Instant, Memory, States, group_memory, layer_activations, layer_states
+from meshwright.cost.orders import Order, orders
 from meshwright.cost.placement import Placement
-from meshwright.cost.schedule import gpipe, one_forward_one_backward
 from meshwright.model.resolve import resolve_model
 from meshwright.plan.rules import Inputs
+from meshwright.plan.spec import Schedule
 from tests.cost.build import QUICK, gpt2, inputs, llama
 
 N = 8_030_261_248
@@ -174,12 +175,18 @@ def test_a_list_keeps_the_input_and_what_it_names() -> None:
     assert kept({"save": ["attention"]}, "megatron-flash") == 2 * S_B_H * 2 + 4 * 8 * 64 * 4
 
 
+def alone(schedule: Schedule, micro_batches: int, stage: int = 0) -> Order:
+    """The order of a group with one stage, which nobody waits for."""
+    [order] = orders(schedule, (0,), micro_batches)
+    return Order(order.stage + stage, order.kind, order.micro_batch)
+
+
 def memory(stage: int = 0, in_flight: int = 1, **asked: Any) -> Memory:
     """A stage of the small Llama under dp 2."""
     model = asked.pop("model", None) or llama()
-    role, order = asked.pop("role", "dp"), asked.pop("order", gpipe(0, 1, in_flight))
+    role, order = asked.pop("role", "dp"), asked.pop("order", alone("gpipe", in_flight, stage))
     placement = Placement(inputs(model, "8xh100", {"all": 2}, {"all": role}, **asked))
-    return stage_memory(placement, stage, order)
+    return group_memory(placement, f"g{stage}", order)
 
 
 def part(found: Memory, name: str, instant: str = "backward") -> float:
@@ -231,7 +238,7 @@ def test_offloaded_activations_come_back_a_layer_at_a_time() -> None:
 
 def test_the_peak_is_the_worst_instant() -> None:
     instants = (Instant("forward", {"a": 1.0, "b": 2.0}), Instant("backward", {"a": 3.0}), Instant("step", {"a": 2.0}))
-    found = Memory(stage=0, group="g", capacity=2.5, instants=instants)
+    found = Memory(group="g", stages=(0,), capacity=2.5, instants=instants)
     assert (found.peak, found.worst.name, found.fits) == (3.0, "backward", False)
 
 
@@ -239,12 +246,12 @@ def test_gradients_come_as_activations_go() -> None:
     """The first backward starts without gradients. A later one has them, but under gpipe a micro-batch less, so here
     the first is the worse; under 1f1b as many micro-batches.
     """
-    alone, piled, turns = memory(), memory(in_flight=2), memory(order=one_forward_one_backward(0, 1, 2))
-    for found in (alone, piled):
-        assert "gradients" not in next(each for each in found.instants if each.name == "backward").parts
-    assert part(piled, "activations") == 2 * part(alone, "activations")
-    assert part(turns, "activations") == part(alone, "activations")
-    assert part(turns, "gradients") == part(alone, "gradients", "step")
+    single, piled, turns = memory(), memory(in_flight=2), memory(order=alone("1f1b", 2))
+    for found in (single, piled):
+        assert part(found, "gradients") == 0
+    assert part(piled, "activations") == 2 * part(single, "activations")
+    assert part(turns, "activations") == part(single, "activations")
+    assert part(turns, "gradients") == part(single, "gradients", "step")
 
 
 def test_megatron_keeps_gradient_buffers_from_step_to_step() -> None:
@@ -254,4 +261,4 @@ def test_megatron_keeps_gradient_buffers_from_step_to_step() -> None:
 
 def test_the_smallest_device_of_a_group_decides() -> None:
     given_inputs = inputs(llama(), "1xh100+1xv100", {"all": 2}, {"all": "dp"})
-    assert stage_memory(Placement(given_inputs), 0, gpipe(0, 1, 1)).capacity == 32e9
+    assert group_memory(Placement(given_inputs), "g0", alone("gpipe", 1)).capacity == 32 * 2**30

@@ -39,7 +39,7 @@ def shares(model: ModelSpec, ways: Ways, learning: Learning | None = None, span:
 
 def flops(found: list[Share]) -> float:
     """Forward."""
-    return sum(share.operator.flops(share.work) for share in found)
+    return sum(share.operator.flops(share.work).forward for share in found)
 
 
 @QUICK
@@ -95,6 +95,12 @@ def test_fused_segments_are_cut_each_by_itself() -> None:
     fused = next(share.operator for share in shares(gpt2(), Ways(tensor=4)) if share.operator.path.endswith("c_attn"))
     assert isinstance(fused, Linear)
     assert fused.outputs == 3 * 64 // 4
+
+
+def test_norms_of_queries_and_keys_work_on_a_ranks_heads() -> None:
+    model = resolve_model({"model_type": "qwen3", "num_hidden_layers": 1, "num_key_value_heads": 2})
+    norms = [share.operator for share in shares(model, Ways(tensor=4)) if isinstance(share.operator, Norm)]
+    assert [(norm.heads, norm.width) for norm in norms if norm.heads] == [(8, 128), (1, 128)]
 
 
 def test_a_vocabulary_that_does_not_divide_is_padded() -> None:
@@ -190,7 +196,8 @@ def test_experts_are_spread_and_cut() -> None:
     [
         (Linear(inputs=8, outputs=3), 30),
         (Norm(kind="rms", width=8), 80),
-        (Norm(kind="batch", width=8, positions=7), 112),
+        (Norm(kind="rms", width=8, heads=3), 240),
+        (Norm(kind="batch", width=8), 80),
         (Attention(heads=2, kv_heads=1, head_dim=4, value_dim=3), 60),
         (Dropout(width=2, probability=0.1, of="attention"), 100),
         (Loss(classes=9), 10),

@@ -224,9 +224,9 @@ def test_unlike_neighbours_hand_over_once_each_way() -> None:
 
 def test_a_stage_cut_passes_activations_on_and_their_gradients_back() -> None:
     cuts = [one for one in step_collectives(plan({"all": "dp"}, pp=2)) if one.purpose == "pipeline"]
-    assert [(one.group, one.ranks, one.when, one.bytes, one.count) for one in cuts] == [
-        ("g0 > g1", (0, 2), "forward", ACTIVATIONS / 2, M),
-        ("g0 > g1", (0, 2), "backward", ACTIVATIONS / 2, M),
+    assert [(one.groups, one.ranks, one.when, one.bytes, one.count) for one in cuts] == [
+        (("g0", "g1"), (0, 2), "forward", ACTIVATIONS / 2, M),
+        (("g0", "g1"), (0, 2), "backward", ACTIVATIONS / 2, M),
     ]
 
 

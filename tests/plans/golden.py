@@ -6,7 +6,7 @@ import yaml
 
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.groups import GroupSet, process_groups, read_groups, show_groups
-from meshwright.plan.resolve import plan_inputs, read_plan
+from meshwright.plan.resolve import read_inputs
 from meshwright.plan.rule import Inputs
 from meshwright.plan.spec import Plan
 from meshwright.yaml12 import load
@@ -18,12 +18,12 @@ _NOTE = "# The process groups of {}.yaml; tests/plans/README.md says how to read
 
 def inputs(name: str) -> Inputs:
     """A golden plan with its model, cluster and recipe."""
-    return plan_inputs(read_plan(HERE / f"{name}.yaml"), folder=HERE)
+    return read_inputs(HERE / f"{name}.yaml")
 
 
 def groups(plan: Plan, model: ModelSpec) -> tuple[GroupSet, ...]:
     """Every process group of a plan, those of tied parameters included."""
-    return process_groups(plan, model.tied_layers)
+    return process_groups(plan, model.tied_layers, {layer.name: layer.reads for layer in model.layers})
 
 
 def shown(sets: tuple[GroupSet, ...], name: str) -> str:

@@ -10,22 +10,49 @@ ring and of a pair of trees (Sanders, Speck and Traeff 2009), as NCCL does for f
     exchange                         (n - 1) a +               B / b    B is what is received
     broadcast                        (n - 1) a +               B / b    a pipelined chain
     p2p                                    a +               B / b
+
+b depends on how the bytes travel (`TRAFFIC`). Where a level of c cards of bandwidth w leads out of units of u devices,
+and the other devices of a unit form groups like the one at hand, a group with m members in a unit gets m / u of the
+cards. The slowest level decides, of a device alone in its node too: what leaves the node passes its link there first.
+
+    ring    One stream enters and one leaves a unit; NCCL runs as many rings as there are cards, so a stream gets all of
+            the group's: b = w c m / u.
+    spread  Of what each member sends, (n - m) / n leaves its unit, over the cards that m members share:
+            b = w c / u (n - 1) / (n - m), and for an exchange, whose bytes may all be from elsewhere, b = w c / u.
+            (NVIDIA 2022, "Doubling all2all performance with NCCL 2.12".)
+    hop     Each member passes its own message on to the next. The f of them that leave a unit share its cards, and a
+            sender uses no more than its nearest (same source): b = w min(max(1, c / u), c m / u / f).
 """
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
-from meshwright.cluster.spec import Cluster, Pool
+from meshwright.cluster.spec import Cluster, Pool, Route
+from meshwright.cost.calibration import Calibration
 from meshwright.cost.flows import Kind
+
+Traffic = Literal["ring", "spread", "scatter", "hop"]
+TRAFFIC: dict[Kind, Traffic] = {
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "reduce_scatter": "ring",
+    "broadcast": "ring",
+    "all_to_all": "spread",
+    "exchange": "scatter",
+    "p2p": "hop",
+}
+"""How the bytes of each kind travel."""
 
 _SCATTERED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 """Kinds that move (n - 1) / n of their bytes."""
 
 
 class Way(NamedTuple):
-    """What one process group gets of the links: bytes per second for each member, and the latency of a step."""
+    """What one process group gets of the links for one kind of traffic: bytes per second, and the latency of a step."""
 
     bandwidth: float
     latency: float
@@ -55,45 +82,84 @@ def seconds(kind: Kind, size: float, ranks: int, way: Way) -> float:
 class Network:
     """The links of a cluster, as process groups of a plan get them."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, calibration: Calibration | None = None) -> None:
+        self.cluster = _as_reached(cluster, calibration) if calibration else cluster
         self._sizes = [pool.size for pool in cluster.pools]
         self._below = [_below(pool) for pool in cluster.pools]
-        self._ways: dict[tuple[int, ...], Way] = {}
+        self._first = [self.cluster.links[pool.levels[0].link].bandwidth for pool in cluster.pools]
+        self._ways: dict[tuple[tuple[int, ...], Traffic], Way] = {}
 
-    def way(self, ranks: Sequence[int]) -> Way:
-        """What a process group gets, while the other devices of its nodes form groups like it.
-
-        The cards that lead out of a node are shared by its devices, so a group with m of a node's n devices gets m / n
-        of them; inside of the node it has its own links. The slowest link on the way decides.
-        """
-        key = self.pattern(tuple(ranks))
+    def way(self, ranks: Sequence[int], traffic: Traffic = "ring") -> Way:
+        """What a process group gets, while the other devices of its nodes form groups like it."""
+        key = self.pattern(tuple(ranks)), traffic
         if key not in self._ways:
-            self._ways[key] = self._measure(key)
+            self._ways[key] = self._measure(*key, whole=len(ranks))
         return self._ways[key]
 
-    def slowest(self, groups: Iterable[Sequence[int]]) -> Way:
+    def slowest(self, groups: Iterable[Sequence[int]], traffic: Traffic = "ring") -> Way:
         """The worst way of several process groups that run at the same time."""
         patterns = {self.pattern(tuple(ranks)) for ranks in groups}
-        found = [self.way(pattern) for pattern in patterns if len(pattern) > 1]
         worst = Way(float("inf"), 0.0)
-        for way in found:
-            worst = worst.no_better_than(way)
+        for pattern in patterns:
+            if len(pattern) > 1:
+                worst = worst.no_better_than(self.way(pattern, traffic))
         return worst
 
-    def _measure(self, ranks: tuple[int, ...]) -> Way:
-        route = self.cluster.route(ranks)
+    def _measure(self, ranks: tuple[int, ...], traffic: Traffic, whole: int) -> Way:
+        """The way of some ranks of a group of `whole`, level by level from the widest."""
+        out = _out(self.cluster.route(ranks))
+        places = [self._unit(rank, out.unit) for rank in ranks]
         units: dict[tuple[int, int], list[int]] = {}
-        for rank in ranks:
-            number = self._pool(rank)
-            units.setdefault((number, (rank - self.cluster.starts[number]) // route.unit), []).append(rank)
-        members = min(len(inside) for inside in units.values())
-        cards = route.cards if route.cards is not None else route.unit
-        way = Way(route.link.bandwidth * cards * members / route.unit, route.link.latency)
-        for inside in {self.pattern(tuple(inside)) for inside in units.values()}:
-            if len(inside) > 1:
-                way = way.no_better_than(self.way(inside))
+        for rank, place in zip(ranks, places, strict=True):
+            units.setdefault(place, []).append(rank)
+        fewest = min(len(inside) for inside in units.values())
+        match traffic:
+            case "ring":
+                bandwidth = out.own * fewest
+            case "spread":
+                bandwidth = out.own * (whole - 1) / (whole - fewest)
+            case "scatter":
+                bandwidth = out.own
+            case "hop":
+                bandwidth = self._hop(ranks, places, out)
+        alone = [self._first[pool] for (pool, _), inside in units.items() if len(inside) == 1]
+        way = Way(min([bandwidth, *alone]), out.latency)
+        for inside in {self.pattern(tuple(inside)) for inside in units.values() if len(inside) > 1}:
+            way = way.no_better_than(self._measure(inside, traffic, whole))
         return way
+
+    def _hop(self, ranks: tuple[int, ...], places: list[tuple[int, int]], out: "_Out") -> float:
+        """Bytes per second of the slowest message from one rank to the next, over one level."""
+        members, leaving, link = Counter(places), Counter[tuple[int, int]](), math.inf
+        for sender, receiver in pairwise((*zip(ranks, places, strict=True), (ranks[0], places[0]))):
+            if sender[1] != receiver[1]:
+                leaving[sender[1]] += 1
+                link = min(link, self.cluster.route((sender[0], receiver[0]), one_way=True).link.bandwidth)
+        own = out.cards / out.unit
+        return link * min(min(max(1.0, own), own * members[unit] / count) for unit, count in leaving.items())
+
+    def crossing(self, pairs: Sequence[tuple[int, int]]) -> Way:
+        """What the busiest device gets of the way between two groups, of which each first sends to each second at the
+        same time. Those that leave a node, or enter it, share its cards; none uses more than its nearest.
+        """
+        patterns = [self.pattern(pair) for pair in pairs]
+        known = {pattern: _out(self.cluster.route(pattern, one_way=True)) for pattern in set(patterns)}
+        outs = [known[pattern] for pattern in patterns]
+        sides = [sender for sender, _ in pairs], [receiver for _, receiver in pairs]
+        busiest = max(max(Counter(side).values()) for side in sides)
+        worst = Way(math.inf, 0.0)
+        for ranks in sides:
+            units = [self._unit(rank, out.unit) for rank, out in zip(ranks, outs, strict=True)]
+            messages, devices = Counter(units), Counter(unit for unit, _ in set(zip(units, ranks, strict=True)))
+            for unit, out in set(zip(units, outs, strict=True)):
+                most = out.shared(messages[unit], devices[unit]) * busiest
+                worst = worst.no_better_than(Way(min(most, self._first[unit[0]]), out.latency))
+        return worst
+
+    def _unit(self, rank: int, size: int) -> tuple[int, int]:
+        """Which unit of so many devices a device is in: its pool and the unit's number."""
+        number = self._pool(rank)
+        return number, (rank - self.cluster.starts[number]) // size
 
     def latency(self, ranks: Sequence[int]) -> float:
         """Seconds of a step over the widest of the links between these ranks."""
@@ -115,6 +181,42 @@ class Network:
         return bisect.bisect_right(self.cluster.starts, rank) - 1
 
 
+def _as_reached(cluster: Cluster, calibration: Calibration) -> Cluster:
+    """The cluster with links as fast as the calibration says that they get."""
+    links = {}
+    for name, link in cluster.links.items():
+        reached = calibration.link(name)
+        latency = link.latency if reached.latency is None else reached.latency
+        links[name] = link.model_copy(update={"bandwidth": link.bandwidth * reached.bandwidth, "latency": latency})
+    return cluster.model_copy(update={"links": links})
+
+
 def _below(pool: Pool) -> int:
     """Devices in one unit below a pool's widest level."""
     return math.prod(level.size for level in pool.levels[:-1])
+
+
+class _Out(NamedTuple):
+    """The widest level on a way: what leads out of the units below it."""
+
+    bandwidth: float
+    """Of one card."""
+    latency: float
+    cards: int
+    unit: int
+    """Devices that share the cards."""
+
+    @property
+    def own(self) -> float:
+        """A device's share of the cards, in bytes per second."""
+        return self.bandwidth * self.cards / self.unit
+
+    def shared(self, messages: int, devices: int) -> float:
+        """Bytes per second of each of some messages that so many devices of a unit send."""
+        return self.bandwidth * min(self.cards, devices * max(1.0, self.cards / self.unit)) / messages
+
+
+def _out(route: Route) -> _Out:
+    """Where nothing is said of cards, each device has its own."""
+    cards = route.cards if route.cards is not None else route.unit
+    return _Out(route.link.bandwidth, route.link.latency, cards, route.unit)

@@ -1,19 +1,23 @@
-"""How long operators take: the roofline, max(FLOPs / peak, bytes moved / memory bandwidth), one operator at a time.
+"""How long operators take: the roofline, max(FLOPs / peak, bytes moved / memory bandwidth), one operator at a time,
+with what a device reaches of both (`efficiency`).
 
 Backward does twice the matrix FLOPs of forward: one product for the input's gradient, one for the weight's, each where
-it is wanted. Flash attention computes the scores again, so its backward is 2.5 times its forward, and it skips what a
-causal mask hides (Dao 2022; Dao 2023, section 4.1). Williams 2009 for the roofline.
+it is wanted. Flash attention computes the scores again, and skips what a mask hides (Dao 2022; Dao 2023, section 4.1).
+Williams 2009 for the roofline.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from meshwright.cluster.spec import Pool
+from meshwright.cost.calibration import DeviceConstants
+from meshwright.cost.efficiency import Peaks, product_seconds
 from meshwright.cost.kernels import KernelSet
 from meshwright.cost.placement import Placement
+from meshwright.cost.products import Product, products
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Storage
-from meshwright.model.operators import Attention, Convolution, Dropout, Experts, Linear, Router
+from meshwright.model.operators import Attention, Convolution, Dropout, Experts, Flops, Linear, Router
 from meshwright.plan.spec import Recompute, Save
 from meshwright.recipe.spec import BYTES, Recipe
 
@@ -29,6 +33,13 @@ class Machine(NamedTuple):
     """Bytes per second."""
     slowdown: float = 1.0
     """Ranks for each of the compute units that their pool shares."""
+    reached: DeviceConstants = DeviceConstants()
+    """Of these peaks."""
+
+    @property
+    def streamed(self) -> float:
+        """Bytes per second that kernels reach which are bound by memory."""
+        return self.memory * self.reached.memory
 
 
 def machines(placement: Placement, group: str) -> list[Machine]:
@@ -42,7 +53,8 @@ def _machine(placement: Placement, pool: Pool) -> Machine:
     busy = _busy(placement, pool)
     compute = device.peak[recipe.precision.compute]
     matmul = device.peak[recipe.precision.matmul or recipe.precision.compute]
-    return Machine(compute, matmul, device.memory_bandwidth, max(1.0, busy / units) if units else 1.0)
+    slowdown = max(1.0, busy / units) if units else 1.0
+    return Machine(compute, matmul, device.memory_bandwidth, slowdown, placement.calibration.device(pool.device))
 
 
 def _busy(placement: Placement, pool: Pool) -> int:
@@ -56,62 +68,74 @@ class Seconds(NamedTuple):
     forward: float = 0.0
     recompute: float = 0.0
     backward: float = 0.0
+    weight: float = 0.0
+    """Of backward, the gradients of the weights."""
 
     def plus(self, other: "Seconds") -> "Seconds":
         """Both together."""
         return Seconds(*(one + more for one, more in zip(self, other, strict=True)))
 
-
-class Costs(NamedTuple):
-    """One operator: matrix FLOPs and bytes, each way."""
-
-    flops: float
-    backward_flops: float
-    moved: float
-    by_weights: bool
-
-    def seconds(self, machine: Machine) -> tuple[float, float]:
-        """(forward, backward) by the roofline."""
-        peak = machine.matmul if self.by_weights else machine.compute
-        forward = max(self.flops / peak, self.moved / machine.memory)
-        backward = max(self.backward_flops / peak, 2 * self.moved / machine.memory)
-        return forward * machine.slowdown, backward * machine.slowdown
+    def slower(self, times: float) -> "Seconds":
+        """So many times as long."""
+        return Seconds(*(times * one for one in self))
 
 
-def costs(share: Share, kernels: KernelSet, storage: Storage) -> Costs:
-    """What one operator computes and moves.
+def operator_seconds(share: Share, kernels: KernelSet, storage: Storage, machine: Machine) -> Seconds:
+    """One operator, without recompute.
 
     >>> from meshwright.cost.kernels import KERNEL_SETS
     >>> from meshwright.model.operators import Work
     >>> share = Share(Linear(inputs=1024, outputs=4096), Work(1, 512, 512), learns=True, passes=True)
-    >>> costs(share, KERNEL_SETS["hf-sdpa"], Storage())[:3]
-    (4294967296.0, 8589934592.0, 13631488)
+    >>> operator_seconds(share, KERNEL_SETS["hf-sdpa"], Storage(), Machine(1e12, 1e12, 1e12))[:3]
+    (0.004294967296, 0.0, 0.008589934592)
     """
-    flash = isinstance(share.operator, Attention) and kernels.is_flash(share, storage)
-    flops = share.operator.flops(share.work) * (_seen(share) if flash else 1.0)
-    backward = flops * (2.5 * share.passes if flash else _products(share))
+    moved = kernels.use(share, storage).moved / machine.streamed
+    if isinstance(share.operator, Attention) and kernels.is_flash(share, storage):
+        forward, by_input, by_weight = (*_flash(share, machine), 0.0)
+    else:
+        forward, by_input, by_weight = _products(share, storage, machine)
+    found = Seconds(max(forward, moved))
+    if share.passes or share.learns:
+        backward = max(by_input * share.passes + by_weight * share.learns, 2 * moved)
+        found = found._replace(backward=backward, weight=by_weight * share.learns)
+    return found.slower(machine.slowdown)
+
+
+def _flash(share: Share, machine: Machine) -> tuple[float, float]:
+    """Forward, and backward with the scores computed again: of what the mask leaves."""
+    flops = share.operator.flops(share.work)
+    seen, reached = _seen(flops), machine.reached
+    forward = flops.forward * seen / (machine.compute * reached.flash)
+    return forward, (flops.by_input + flops.again) * seen / (machine.compute * reached.flash_backward)
+
+
+def _products(share: Share, storage: Storage, machine: Machine) -> tuple[float, float, float]:
+    """Forward, and backward's products for the gradient of the input and of the weight."""
     by_weights = isinstance(share.operator, Linear | Experts | Convolution)
-    return Costs(flops, backward, kernels.use(share, storage).moved, by_weights)
+    peaks = Peaks(machine.matmul if by_weights else machine.compute, machine.memory, storage.element)
+    found, batched = products(share.operator, share.work), isinstance(share.operator, Attention)
+
+    def seconds(shapes: Iterable[Product]) -> float:
+        return sum(product_seconds(shape, peaks, machine.reached, batched=batched) for shape in shapes)
+
+    both = seconds(shape.by_input() for shape in found), seconds(shape.by_weight() for shape in found)
+    has_weight = by_weights or isinstance(share.operator, Router)
+    return (seconds(found), *(both if has_weight else (sum(both), 0.0)))
 
 
 def needed_flops(share: Share) -> float:
     """Matrix FLOPs that the model needs of an operator, forward and backward, whatever the kernels do."""
-    return share.operator.flops(share.work) * _seen(share) * (1 + _products(share))
+    flops = share.operator.flops(share.work)
+    return (flops.forward + _backward(share, flops)) * _seen(flops)
 
 
-def _products(share: Share) -> int:
-    """Backward's matrix products for each of forward's."""
-    if isinstance(share.operator, Attention):
-        return 2 * share.passes
-    return share.passes + (share.learns and isinstance(share.operator, Linear | Experts | Router | Convolution))
+def _backward(share: Share, flops: Flops) -> float:
+    return flops.by_input * share.passes + flops.by_weight * share.learns
 
 
-def _seen(share: Share) -> float:
-    """The share of the counted scores that a causal mask leaves: half, or more where a window is narrow."""
-    core, context = share.operator, share.work.context
-    if not isinstance(core, Attention) or not core.causal or core.cross:
-        return 1.0
-    return 1 - min(context, core.window or context) / (2 * context)
+def _seen(flops: Flops) -> float:
+    """The share of an operator's products that no mask hides."""
+    return 1 - flops.masked / flops.forward if flops.forward else 1.0
 
 
 def layer_seconds(
@@ -120,10 +144,9 @@ def layer_seconds(
     """The computing of one layer's operators for one micro-batch, on one device."""
     total = Seconds()
     for share in shares:
-        forward, backward = costs(share, kernels, storage).seconds(machine)
-        wanted = share.passes or share.learns
-        again = forward if wanted and is_repeated(share, recompute) else 0.0
-        total = total.plus(Seconds(forward, again, backward if wanted else 0.0))
+        one = operator_seconds(share, kernels, storage, machine)
+        again = one.forward if one.backward and is_repeated(share, recompute) else 0.0
+        total = total.plus(one._replace(recompute=again))
     return total
 
 

@@ -5,15 +5,19 @@ from functools import partial
 from typing import Any
 
 from meshwright.cost.blocks import Block
-from meshwright.cost.compute import needed_flops
-from meshwright.cost.memory import Instant, Memory, stage_memory
+from meshwright.cost.calibration import Calibration
+from meshwright.cost.compute import machines, needed_flops
+from meshwright.cost.layer_times import Spent
+from meshwright.cost.memory import Memory, plan_memory
+from meshwright.cost.offload import host_link
 from meshwright.cost.placement import Placement
-from meshwright.cost.schedule import Span, Timeline, orders, simulate
+from meshwright.cost.simulation import SharedPool, Timeline, simulate
 from meshwright.cost.stage_times import PARTS, Stages
+from meshwright.cost.verdict import MemoryVerdict
 from meshwright.errors import PlanError
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.spec import Offload
-from meshwright.units import show_bytes, show_count, show_seconds
+from meshwright.units import show_count, show_seconds
 
 _ROUNDING = 1e-9  # of a step: less is what floating-point sums leave
 
@@ -31,14 +35,16 @@ class Estimate:
     Chowdhery 2022, appendix B, counts the full square, which is more and may pass 100 % on long sequences.
     """
     bubble: float
-    """The share of the step that a stage waits, in the mean over stages."""
+    """The share of the step that a group waits, in the mean over groups."""
     parts: dict[str, float]
-    """Seconds of the busiest stage by what it does (see `stage_times.PARTS`), and `bubble`: what it waits. They add up
-    to the step. Communication counts where computing waits for it, which is all of it so far.
+    """Seconds of the busiest group by what it does (see `stage_times.PARTS`), and `bubble`: what it waits. They add up
+    to the step. Communication counts as far as computing waits for it.
     """
     memory: tuple[Memory, ...]
-    """One rank of each stage."""
-    timeline: tuple[Span, ...]
+    """One rank of each group."""
+    timeline: Timeline
+    calibration: str
+    """What the devices reach of their peaks, and where that is from."""
     notes: tuple[str, ...] = ()
     """What the figures leave out."""
 
@@ -49,25 +55,15 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank fits into its device."""
-        return all(each.fits for each in self.memory)
-
-    @property
-    def tightest(self) -> Memory:
-        """The stage that fills its devices most."""
-        return max(self.memory, key=lambda each: each.peak / each.capacity)
+        """Whether every rank is likelier to fit into its device than not."""
+        return MemoryVerdict(self.memory).fits
 
     @property
     def verdict(self) -> str:
         """One sentence."""
-        tight = self.tightest
         pace = f"{show_seconds(self.step_time_s)} a step, {show_count(self.tokens_per_s)} tokens/s, MFU {self.mfu:.1%}"
-        at = f"stage {tight.stage}, {tight.worst.name}"
-        filled = f"{show_bytes(tight.peak)} of {show_bytes(tight.capacity)}"
-        if self.fits:
-            return f"fits: {filled} on the fullest device ({at}); {pace}"
-        over, part = show_bytes(tight.peak - tight.capacity), _largest(tight.worst)
-        return f"does not fit: {filled} on the fullest device ({at}), {over} too many, the largest part {part}; {pace}"
+        judged = MemoryVerdict(self.memory)
+        return f"{'fits' if judged.fits else 'does not fit'}: {judged.sentence}; {pace}"
 
     def as_data(self) -> dict[str, Any]:
         """Plain data for `--json`; the timeline has a format of its own."""
@@ -80,43 +76,29 @@ class Estimate:
             "fits": self.fits,
             "verdict": self.verdict,
             "parts": dict(self.parts),
-            "stages": [_stage_data(each) for each in self.memory],
+            "groups": [each.as_data() for each in self.memory],
+            "calibration": self.calibration,
             "notes": list(self.notes),
         }
 
 
-def _largest(instant: Instant) -> str:
-    name, size = max(instant.parts.items(), key=lambda item: item[1])
-    return f"{name} ({show_bytes(size)})"
-
-
-def _stage_data(memory: Memory) -> dict[str, Any]:
-    instants = {instant.name: {"total": instant.total} | instant.parts for instant in memory.instants}
-    return {
-        "stage": memory.stage,
-        "group": memory.group,
-        "memory_peak_bytes": memory.peak,
-        "memory_bytes": memory.capacity,
-        "fits": memory.fits,
-        "peak_at": memory.worst.name,
-        "memory": instants,
-    }
-
-
-def estimate_plan(inputs: Inputs) -> Estimate:
-    """Predict a plan. Raises PlanError, with every problem, for a plan without meaning, and for a schedule that cannot
-    be estimated yet.
+def estimate_plan(inputs: Inputs, calibration: Calibration | None = None) -> Estimate:
+    """Predict a plan, with what devices and links reach by a calibration; none: the public one. Raises PlanError, with
+    every problem, for a plan without meaning.
     """
     problems = [problem for problem in check_plan(inputs) if problem.severity == "error"]
     if problems:
         raise PlanError("the plan has no meaning:\n" + "\n".join(str(problem) for problem in problems))
-    plan = inputs.plan
-    order = orders(plan.schedule, len(plan.stages), plan.micro_batches)
-    placement = Placement(inputs)
+    placement = Placement(inputs, calibration)
     stages = Stages(placement)
-    times = [work.time() for work in stages.work]
-    timeline = simulate(order, times, stages.links, norm=stages.norm_seconds())
-    memory = tuple(stage_memory(placement, number, actions) for number, actions in enumerate(order))
+    timeline = simulate(
+        placement.orders,
+        [work.time() for work in stages.work],
+        stages.links,
+        norm=stages.norm_seconds(),
+        pools=_shared_pools(placement),
+    )
+    memory = plan_memory(placement)
     return Estimate(
         step_time_s=timeline.seconds,
         tokens_per_s=_tokens(placement) / timeline.seconds,
@@ -124,19 +106,42 @@ def estimate_plan(inputs: Inputs) -> Estimate:
         bubble=timeline.bubble,
         parts=_parts(stages, timeline),
         memory=memory,
-        timeline=timeline.spans,
+        timeline=timeline,
+        calibration=f"{placement.calibration.name}: {placement.calibration.source}",
         notes=tuple(_notes(placement)),
     )
 
 
+def _shared_pools(placement: Placement) -> list[SharedPool]:
+    """Pools whose devices share computing, with the devices that each group has there."""
+    found: dict[str, SharedPool] = {}
+    for number, name in enumerate(placement.running):
+        for pool, count in placement.pools(name):
+            if pool.compute_units is not None:
+                before = found.get(pool.name, SharedPool(pool.compute_units, {}))
+                found[pool.name] = before._replace(devices={**before.devices, number: count})
+    return list(found.values()) if len(placement.running) > 1 else []
+
+
 def _parts(stages: Stages, timeline: Timeline) -> dict[str, float]:
+    placement = stages.placement
     busiest = max(range(len(timeline.busy)), key=timeline.busy.__getitem__)
-    spent = stages.work[busiest].step(stages.placement.plan.micro_batches)
-    norm = sum(span.end - span.start for span in timeline.spans if span.stage == busiest and span.kind == "norm")
-    spent["state"] = spent.get("state", 0.0) + norm
-    parts = {part: spent.get(part, 0.0) for part in PARTS}
+    spent = Spent()
+    for number, stage in enumerate(placement.plan.stages):
+        if stage.on == placement.running[busiest]:
+            spent.add_all(stages.work[number].step(placement.plan.micro_batches))
+    # Where groups share computing, what they do in turns goes faster than all at once.
+    own = timeline.busy[busiest] - _norm(timeline, busiest)
+    faster = own / spent.total if spent.total else 1.0
+    spent = Spent({part: time * faster for part, time in spent.parts.items()})
+    spent.add("state", _norm(timeline, busiest))
+    parts = {part: spent.parts.get(part, 0.0) for part in PARTS}
     waiting = timeline.seconds - sum(parts.values())
     return parts | {"bubble": waiting if waiting > _ROUNDING * timeline.seconds else 0.0}
+
+
+def _norm(timeline: Timeline, group: int) -> float:
+    return sum(span.end - span.start for span in timeline.finish if span.group == group and span.kind == "norm")
 
 
 def _tokens(placement: Placement) -> float:
@@ -158,16 +163,20 @@ def _needed(placement: Placement, block: Block) -> float:
 
 
 def peak_flops(placement: Placement) -> float:
-    """FLOP per second of all devices that work, in the dtype of matrix products."""
-    precision, devices = placement.recipe.precision, placement.inputs.cluster.devices
-    dtype = precision.matmul or precision.compute
-    pools = [found for name in placement.plan.groups for found in placement.pools(name)]
-    return sum(count * devices[pool.device].peak[dtype] for pool, count in pools)
+    """FLOP per second of all devices that work, in the dtype of matrix products; of those that share computing, no more
+    than there is of it.
+    """
+    return sum(
+        count * machine.matmul / machine.slowdown
+        for name in placement.plan.groups
+        for (_, count), machine in zip(placement.pools(name), machines(placement, name), strict=True)
+    )
 
 
 def _notes(placement: Placement) -> list[str]:
     """What the reader should know of the figures."""
-    rows = [row for stage in placement.plan.stages for row in stage.layers]
-    if any(row.offload != Offload() for row in rows):
-        return ["offload takes bytes off the devices; the time of its copies is not counted yet"]
-    return []
+    plan, notes = placement.plan, list[str]()
+    away = [stage.on for stage in plan.stages for row in stage.layers if row.offload != Offload()]
+    if any(host_link(placement, group) is None for group in away):
+        notes.append("the cluster says nothing of its hosts: the time of offload's copies is not counted")
+    return notes

@@ -5,22 +5,29 @@ on its way. What a framework's context, an allocator's rounding and communicatio
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.cost.blocks import Block
+from meshwright.cost.calibration import DeviceConstants
 from meshwright.cost.compute import is_core, is_repeated, master_bytes
+from meshwright.cost.footprint import Footprint, footprint
 from meshwright.cost.kernels import KernelSet
+from meshwright.cost.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Order
 from meshwright.cost.placement import Placement
-from meshwright.cost.schedule import Action, InFlight, in_flight
 from meshwright.cost.shares import Share, elements, split_ways
 from meshwright.cost.states import Parameters, sharding_of
 from meshwright.cost.uses import Storage
 from meshwright.cost.volumes import held_by, widths_of
-from meshwright.model.operators import Attention, Loss
+from meshwright.model.operators import Attention, Linear, Loss
 from meshwright.plan.spec import Recompute, Row, Save
 from meshwright.recipe.spec import BYTES
+
+Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,23 @@ class Instant:
 
 @dataclass(frozen=True)
 class Memory:
-    """One rank of a stage over the instants of a step, beside what its device has."""
+    """One rank of a group over the instants of a step, beside what its device has."""
 
-    stage: int
     group: str
+    stages: tuple[int, ...]
     capacity: float
     """Bytes of the smallest device of the group."""
     instants: tuple[Instant, ...]
+    reached: DeviceConstants = field(default_factory=DeviceConstants)
+    """What the device needs around what is allocated."""
+    over_time: Floats = field(default_factory=lambda: np.empty(0), compare=False)
+    """Bytes during each action of the group's order."""
+
+    @property
+    def where(self) -> str:
+        """Its stages in words."""
+        numbers = ", ".join(str(stage) for stage in self.stages)
+        return f"stage{'s' * (len(self.stages) > 1)} {numbers} on group {self.group}"
 
     @property
     def worst(self) -> Instant:
@@ -58,9 +75,33 @@ class Memory:
         return self.worst.total
 
     @property
+    def footprint(self) -> Footprint:
+        """What the device is asked for, as ranges."""
+        return footprint(self.peak, self.reached)
+
+    @property
     def fits(self) -> bool:
-        """Whether the device has as much."""
-        return self.peak <= self.capacity
+        """Whether the device is likelier to have as much than not."""
+        return self.footprint.device.middle <= self.capacity
+
+    @property
+    def out_of_memory(self) -> float:
+        """The probability that the device has less."""
+        return self.footprint.device.chance_above(self.capacity)
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, in bytes."""
+        return {
+            "group": self.group,
+            "stages": list(self.stages),
+            "memory_peak_bytes": self.peak,
+            "memory_bytes": self.capacity,
+            "fits": self.fits,
+            "out_of_memory": self.out_of_memory,
+            "peak_at": self.worst.name,
+            "footprint": {name: list(found) for name, found in self.footprint._asdict().items()},
+            "memory": {each.name: {"total": each.total} | each.parts for each in self.instants},
+        }
 
 
 class States(NamedTuple):
@@ -117,24 +158,41 @@ class Activations(NamedTuple):
     logits: float = 0.0
     passing: float = 0.0
     """What the loss needs besides while it runs backward."""
+    weights: float = 0.0
+    """What the gradients of the weights want, where they are taken later than that of the input (Qi 2023, section 2.1):
+    each matrix's input, and the gradient of its output."""
+
+    def plus(self, other: "Activations", times: int = 1) -> "Activations":
+        """Both together, the other so many times."""
+        return Activations(*(one + times * more for one, more in zip(self, other, strict=True)))
 
 
 def layer_activations(placement: Placement, block: Block) -> Activations:
     """One layer of a block."""
-    storage, kept, whole, logits, passing = placement.storage(block.group), 0.0, 0.0, 0.0, 0.0
-    shares = dict(zip((part.name for part in block.stack.parts), placement.shares(block), strict=True))
-    for row, parts in block.rows():
-        under = [share for part in parts for share in shares[part.name]]
+    storage, total = placement.storage(block.group), Activations()
+    for row, _, under in placement.row_shares(block):
         work = [share for share in under if not isinstance(share.operator, Loss)]
         all_of_it = sum(placement.kernels.use(share, storage).kept for share in work)
         rest = _recomputed(placement, block, row, work, storage)
-        kept += 0.0 if row.offload.activations else min(rest, all_of_it)
-        whole += all_of_it
-        for share in (share for share in under if isinstance(share.operator, Loss)):
-            use = placement.kernels.use(share, storage)
-            logits += use.kept / placement.recipe.loss.chunks
-            passing += use.passing / placement.recipe.loss.chunks
-    return Activations(kept, whole, logits, passing)
+        losses = [placement.kernels.use(share, storage) for share in under if isinstance(share.operator, Loss)]
+        chunks = placement.recipe.loss.chunks
+        total = total.plus(
+            Activations(
+                kept=0.0 if row.offload.activations else min(rest, all_of_it),
+                whole=all_of_it,
+                logits=sum(use.kept for use in losses) / chunks,
+                passing=sum(use.passing for use in losses) / chunks,
+                weights=sum(_for_weights(share, storage) for share in work),
+            )
+        )
+    return total
+
+
+def _for_weights(share: Share, storage: Storage) -> float:
+    if not share.learns or not isinstance(share.operator, Linear):
+        return 0.0
+    read = share.work.positions * share.operator.inputs if share.fresh else 0.0
+    return storage.element * (read + elements(share.operator, share.work))
 
 
 def _recomputed(placement: Placement, block: Block, row: Row, shares: Sequence[Share], storage: Storage) -> float:
@@ -171,65 +229,109 @@ def _input_bytes(placement: Placement, block: Block, row: Row) -> float:
     return placement.element * numbers / (ways.batch * ways.cp * ways.ulysses * ways.scattered)
 
 
-def stage_memory(placement: Placement, stage: int, order: Sequence[Action]) -> Memory:
-    """A rank of a stage that runs its actions in this order."""
+class _Stage(NamedTuple):
+    """What one stage of a group takes on a rank, all its layers together."""
+
+    states: States
+    activations: Activations
+    """Of one micro-batch."""
+    window: float
+    """The most that a layer's gathered parameters and those gathered ahead of it take together."""
+    passing: dict[str, float]
+    """What one layer needs while it runs backward."""
+
+
+def _stage(placement: Placement, stage: int) -> _Stage:
     blocks = placement.stage_blocks(stage)
-    states = [layer_states(placement, block) for block in blocks]
+    states = {block: layer_states(placement, block) for block in blocks}
     layers = [
         placement.once(("activations", block.likeness), partial(layer_activations, placement, block))
         for block in blocks
     ]
-    total = States()
-    for block, each in zip(blocks, states, strict=True):
-        total = total.plus(each, len(block.names))
-    resting = {"parameters": total.parameters, "optimizer": total.optimizer}
-    gradients = {"gradients": total.gradients}
-    alive = _Alive(
-        activations=sum(len(block.names) * each.kept for block, each in zip(blocks, layers, strict=True)),
-        logits=sum(each.logits for each in layers),
-        gathered={"gathered": _window(placement, dict(zip(blocks, states, strict=True)))},
-        gradients=gradients,
-        lasting=placement.kernels.keeps_gradients,
-    )
+    total, kept = States(), Activations()
+    for block, each in zip(blocks, layers, strict=True):
+        total = total.plus(states[block], len(block.names))
+        kept = kept.plus(each, len(block.names))
     passing = {
         "recomputed": max(each.whole - each.kept for each in layers),
-        "reduced": max(each.reduced for each in states),
-        "loss": sum(each.passing for each in layers),
+        "reduced": max(each.reduced for each in states.values()),
+        "loss": kept.passing,
     }
-    group = placement.plan.stages[stage].on
+    return _Stage(total, kept, _window(placement, states), passing)
+
+
+def group_memory(placement: Placement, group: str, order: Order) -> Memory:
+    """A rank of a group that runs its actions in this order, stage by stage of its own."""
+    stages = tuple(number for number, stage in enumerate(placement.plan.stages) if stage.on == group)
+    own = [_stage(placement, stage) for stage in stages]
+    states = States()
+    for each in own:
+        states = states.plus(each.states)
+    resting = {"parameters": states.parameters, "optimizer": states.optimizer}
+    alive = _Alive(order, stages, own, lasting=placement.kernels.keeps_gradients)
     return Memory(
-        stage=stage,
         group=group,
+        stages=stages,
         capacity=_capacity(placement, group),
+        reached=_reached(placement, group),
         instants=(
             Instant("initialisation", resting),
-            Instant("forward", resting | alive.worst(in_flight(order, "forward"))),
-            Instant("backward", resting | alive.worst(in_flight(order, "backward")) | passing),
-            Instant("step", resting | gradients),
+            Instant("forward", resting | alive.worst(order.kind == FORWARD)),
+            Instant("backward", resting | alive.worst(order.kind != FORWARD)),
+            Instant("step", resting | {"gradients": states.gradients}),
         ),
+        over_time=sum(resting.values()) + alive.total,
     )
 
 
-class _Alive(NamedTuple):
-    """What is there between forward and backward: bytes of activations and logits a micro-batch, and the rest."""
+def plan_memory(placement: Placement) -> tuple[Memory, ...]:
+    """One rank of each group, in the order of the stages."""
+    found = zip(placement.running, placement.orders, strict=True)
+    return tuple(group_memory(placement, group, order) for group, order in found)
 
-    activations: float
-    logits: float
-    gathered: dict[str, float]
-    gradients: dict[str, float]
-    lasting: bool
-    """True where gradients are there from the start."""
 
-    def worst(self, micro_batches: InFlight) -> dict[str, float]:
-        """The worse of: before any gradients are there, and after. In a backward they come as activations go, so one
-        micro-batch never holds all of both.
+class _Alive:
+    """What is there during each action beside what rests: an array for each part."""
+
+    def __init__(self, order: Order, stages: Sequence[int], own: Sequence[_Stage], *, lasting: bool) -> None:
+        place = np.searchsorted(stages, order.stage)
+        backward = order.kind != FORWARD
+        gradients = np.array([each.states.gradients for each in own])
+        made = np.zeros((len(order), len(own)))
+        made[np.arange(len(order)), place] = np.isin(order.kind, (BACKWARD, WEIGHT))
+        begun = np.ones_like(made) if lasting else (np.cumsum(made, axis=0) - made) > 0
+        self.parts = {
+            "gathered": np.array([each.window for each in own])[place],
+            "gradients": begun @ gradients,
+            "activations": self._between(order, np.array([each.activations.kept for each in own])[place])
+            + self._late(order, np.array([each.activations.weights for each in own])[place]),
+            "logits": self._between(order, np.array([each.activations.logits for each in own])[place]),
+        } | {name: np.array([each.passing[name] for each in own])[place] * backward for name in own[0].passing}
+        self.total: Floats = sum(self.parts.values(), start=np.zeros(len(order)))
+
+    @staticmethod
+    def _between(order: Order, size: Floats) -> Floats:
+        """From a forward to the end of the backward, or of its first half."""
+        freed = size * np.isin(order.kind, (BACKWARD, INPUT))
+        made: Floats = np.cumsum(size * (order.kind == FORWARD))
+        return made - (np.cumsum(freed) - freed)
+
+    @staticmethod
+    def _late(order: Order, size: Floats) -> Floats:
+        """From the end of a backward's first half to that of its second."""
+        begun, freed = size * (order.kind == INPUT), size * (order.kind == WEIGHT)
+        held: Floats = np.cumsum(begun) - begun - (np.cumsum(freed) - freed)
+        return held
+
+    def worst(self, where: NDArray[np.bool_]) -> dict[str, float]:
+        """The parts at the fullest of these actions; the latest of them. Gradients come in a backward as activations
+        go, so the first backward of a stage has none yet.
         """
-        early = self._with(micro_batches.early, self.gradients if self.lasting else {})
-        late = self._with(micro_batches.late, self.gradients) if micro_batches.late else early
-        return max(late, early, key=lambda parts: sum(parts.values()))
-
-    def _with(self, count: int, gradients: dict[str, float]) -> dict[str, float]:
-        return self.gathered | gradients | {"activations": count * self.activations, "logits": count * self.logits}
+        places = np.flatnonzero(where)
+        if not len(places):
+            return dict.fromkeys(self.parts, 0.0)
+        at = places[len(places) - 1 - int(np.argmax(self.total[places][::-1]))]
+        return {name: float(values[at]) for name, values in self.parts.items()}
 
 
 def _window(placement: Placement, states: dict[Block, States]) -> float:
@@ -243,3 +345,12 @@ def _window(placement: Placement, states: dict[Block, States]) -> float:
 def _capacity(placement: Placement, group: str) -> float:
     devices = placement.inputs.cluster.devices
     return min(devices[pool.device].memory for pool, _ in placement.pools(group))
+
+
+def _reached(placement: Placement, group: str) -> DeviceConstants:
+    """Of the devices with the least memory; of equals, that which needs most around it."""
+    devices = placement.inputs.cluster.devices
+    names = [pool.device for pool, _ in placement.pools(group)]
+    least = min(devices[name].memory for name in names)
+    kinds = [placement.calibration.device(name) for name in names if devices[name].memory == least]
+    return max(kinds, key=lambda kind: kind.context[1])

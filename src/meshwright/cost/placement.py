@@ -6,7 +6,9 @@ from typing import Any, TypeVar
 
 from meshwright.cluster.spec import Pool
 from meshwright.cost.blocks import Block, Edge
+from meshwright.cost.calibration import Calibration, public_calibration
 from meshwright.cost.kernels import KERNEL_SETS, KernelSet
+from meshwright.cost.orders import Order, orders
 from meshwright.cost.shares import Extent, Learning, Share, Ways, layer_shares, split_ways
 from meshwright.cost.uses import Storage, storage_of
 from meshwright.errors import PlanError
@@ -23,8 +25,8 @@ _Result = TypeVar("_Result")
 class Placement:
     """A plan with its inputs, as cost sees it. Raises PlanError where a stream has no length."""
 
-    def __init__(self, inputs: Inputs) -> None:
-        self.inputs = inputs
+    def __init__(self, inputs: Inputs, calibration: Calibration | None = None) -> None:
+        self.inputs, self.calibration = inputs, calibration or public_calibration()
         self.plan, self.model, self.recipe = inputs.plan, inputs.model, inputs.recipe
         self.samples = inputs.recipe.global_batch / inputs.plan.micro_batches
         """Samples of a micro-batch, over all ranks of a stage."""
@@ -56,6 +58,17 @@ class Placement:
     def kernels(self) -> KernelSet:
         """The kernel set that the plan names."""
         return KERNEL_SETS[self.plan.execution.kernels]
+
+    @cached_property
+    def running(self) -> tuple[str, ...]:
+        """The groups that have stages, in the order of their first."""
+        return tuple(dict.fromkeys(stage.on for stage in self.plan.stages))
+
+    @cached_property
+    def orders(self) -> tuple[Order, ...]:
+        """The order of each running group's actions."""
+        places = tuple(self.running.index(stage.on) for stage in self.plan.stages)
+        return orders(self.plan.schedule, places, self.plan.micro_batches)
 
     @property
     def element(self) -> float:
@@ -91,14 +104,16 @@ class Placement:
             able = {id(stack): bool(stack.parameters) or _tied(stack) for stack in self.model.stacks}
         else:
             able = {id(stack): _adapts(stack, trainable.lora.targets) for stack in self.model.stacks}
-        return {layer.name: able[id(layer.stack)] and layer.name not in frozen for layer in self.model.layers}
+        still = frozen | self.model.unused
+        return {layer.name: able[id(layer.stack)] and layer.name not in still for layer in self.model.layers}
 
     @cached_property
     def fed(self) -> dict[str, bool]:
-        """Layer → whether something that it reads, however far back, wants a gradient."""
+        """Layer → whether it gives a gradient on: something that it reads, however far back, wants one."""
         found: dict[str, bool] = {}
         for layer in self.model.layers:
-            found[layer.name] = any(self.learns[read] or found[read] for read in layer.reads)
+            used = layer.name not in self.model.unused
+            found[layer.name] = used and any(self.learns[read] or found[read] for read in layer.reads)
         return found
 
     @cached_property
@@ -222,6 +237,11 @@ class Placement:
         """The operators of each part of a block as one rank has them; equal ones of other stages are computed once."""
         extent = Extent(self.samples, self.lengths, block.stack.stream)
         return self.once(("shares", block.likeness), lambda: layer_shares(self.ways(block), extent, block.learning))
+
+    def row_shares(self, block: Block) -> list[tuple[Row, tuple[Part, ...], list[Share]]]:
+        """Each row of a block, with the parts under it and their operators as one rank has them."""
+        shares = dict(zip((part.name for part in block.stack.parts), self.shares(block), strict=True))
+        return [(row, parts, [share for part in parts for share in shares[part.name]]) for row, parts in block.rows()]
 
     def whole_shares(self, block: Block) -> list[Share]:
         """The operators of one layer of a block as a single rank would have them, for the whole global batch."""

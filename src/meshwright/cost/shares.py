@@ -17,9 +17,12 @@ from meshwright.model.operators import (
     Experts,
     Linear,
     Loss,
+    MatMul,
+    Norm,
     Operator,
     Router,
     Work,
+    work_of,
 )
 from meshwright.model.spec import Part
 from meshwright.plan.spec import Row
@@ -112,15 +115,16 @@ def elements(operator: Operator, work: Work) -> float:
     >>> elements(Linear(inputs=8, outputs=3), Work(samples=2, length=5, context=5))
     30
     """
-    positions = work.samples * (getattr(operator, "positions", None) or work.length)
     width: float
     match operator:
-        case Linear() | Convolution():
+        case Linear() | Convolution() | MatMul():
             width = operator.outputs
         case Attention():
             width = operator.heads * (operator.value_dim or operator.head_dim)
         case Dropout(of="attention"):
             width = work.context * operator.width
+        case Norm(heads=int(count)):
+            width = count * operator.width
         case Loss():
             width = 1
         case Router():
@@ -129,7 +133,7 @@ def elements(operator: Operator, work: Work) -> float:
             width = operator.hidden
         case _:
             width = getattr(operator, "width", 0)
-    return positions * width
+    return work.positions * width
 
 
 def layer_shares(parts: list[tuple[Part, Ways]], extent: Extent, learning: Learning) -> list[list[Share]]:
@@ -153,9 +157,8 @@ class _Walk:
         """True where a gradient is wanted for what comes next."""
         self.inside = False
         """True between a column and a row cut, where each tensor rank holds a slice of the width."""
-        self.length = extent.lengths[extent.stream] / (ways.cp * ways.ulysses)
-        self.read: tuple[int, bool] | None = None
-        """Width of the input that the last Linear read, and whether somebody keeps it."""
+        self.read: tuple[int, str | None, bool] | None = None
+        """Width and stream of the input that the last Linear read, and whether somebody keeps it."""
 
     def __iter__(self) -> Iterator[Share]:
         for place, operator in enumerate(self.operators):
@@ -190,13 +193,10 @@ class _Walk:
         return share
 
     def _work(self, operator: Operator, whole: bool) -> Work:
-        length = self.length / (self.ways.scattered if whole else 1)
-        context = self.length
-        if isinstance(operator, Attention) or (isinstance(operator, Dropout) and operator.of == "attention"):
-            own = self.extent.lengths[self.extent.stream]
-            cross = operator.cross if isinstance(operator, Attention) else None
-            length, context = own / self.ways.cp, self.extent.lengths[cross] if cross else own
-        return Work(self.extent.samples / self.ways.batch, length, context)
+        ways, work = self.ways, work_of(operator, self.extent.samples, self.extent.lengths, self.extent.stream)
+        around = isinstance(operator, Attention) or (isinstance(operator, Dropout) and operator.of == "attention")
+        divided = ways.cp if around else ways.cp * ways.ulysses * (ways.scattered if whole else 1)
+        return work._replace(samples=work.samples / ways.batch, length=work.length / divided)
 
     def _cut(self, operator: Operator) -> Operator:
         """The rank's share of an operator."""
@@ -218,8 +218,9 @@ class _Walk:
                 sizes = {"count": _divided(operator.count, self.ways.experts), "ffn": _divided(operator.ffn, tensor)}
             case Loss() if self.inside:
                 sizes = {"classes": _divided(operator.classes, tensor)}
-            case _ if self.inside and hasattr(operator, "width") and not getattr(operator, "per_head", False):
-                sizes = {"width": _divided(operator.width, tensor)}
+            case _ if self.inside and hasattr(operator, "width"):
+                cut = "heads" if getattr(operator, "heads", None) else "width"  # norms of queries and keys
+                sizes = {cut: _divided(getattr(operator, cut), tensor)}
         if self.learning.holds_copies and getattr(operator, "tied", False):
             sizes["tied"] = False
         return _copy(operator, **sizes)
@@ -241,9 +242,9 @@ class _Walk:
         if not isinstance(operator, Linear) or operator.split == "row":
             self.read = None
             return True
-        again = self.read is not None and self.read[0] == operator.inputs
-        kept = again and self.read is not None and self.read[1]
-        self.read = (operator.inputs, kept or self._learns(operator) or self._adapts(operator))
+        which = operator.inputs, operator.stream
+        kept = self.read is not None and self.read[:2] == which and self.read[2]
+        self.read = (*which, kept or self._learns(operator) or self._adapts(operator))
         return not kept
 
     def _adapts(self, operator: Operator) -> bool:

@@ -1,59 +1,22 @@
-"""What one stage spends its time on: computing and communication, by micro-batch and at the end of a step."""
+"""What each stage of a plan spends its time on, by micro-batch and at the end of a step, and how groups are joined."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
-from meshwright.cost.blocks import Block
-from meshwright.cost.collectives import Network, Way, seconds
-from meshwright.cost.compute import Seconds, layer_seconds, machines, optimizer_bytes
-from meshwright.cost.flows import Flow, Purpose
-from meshwright.cost.moves import pairs
+from meshwright.cost.collectives import TRAFFIC, Way, seconds
+from meshwright.cost.flows import Flow, Kind
+from meshwright.cost.layer_times import PART_OF, LayerSeconds, OneWay, Spent, time_layer
+from meshwright.cost.overlap import MIB, Ready, Streams, exposed_reduction, one_pass
 from meshwright.cost.placement import Placement
-from meshwright.cost.schedule import Link, StageTime
-from meshwright.cost.states import sharding_of
-from meshwright.cost.volumes import (
-    Collective,
-    block_flows,
-    edge_crossing,
-    edge_flows,
-    held_by,
-    tied_collectives,
-    whole_step,
-)
-from meshwright.plan.groups import axis_groups
-from meshwright.plan.spec import Group
+from meshwright.cost.simulation import Link, StageTime
+from meshwright.cost.volumes import Collective, edge_crossing, edge_flows, tied_collectives, whole_step
+from meshwright.cost.wires import Wires
+from meshwright.plan.groups import RankLists, axis_groups, tied_ranks
 
-PART_OF: dict[Purpose, str] = {
-    "tensor": "tensor",
-    "loss": "tensor",
-    "context": "sequence",
-    "sequence": "sequence",
-    "expert": "expert",
-    "shard": "state",
-    "gradient": "state",
-    "transition": "transition",
-}
-"""What a collective is for → the part of an estimate that its time goes to."""
-
-PARTS = ("forward", "recompute", "backward", "optimizer", "tensor", "sequence", "expert", "state", "transition")
-"""What a stage spends its time on."""
-
-
-@dataclass
-class Spent:
-    """Seconds by part."""
-
-    parts: dict[str, float] = field(default_factory=dict)
-
-    def add(self, part: str, time: float) -> None:
-        """So much more for a part."""
-        if time:
-            self.parts[part] = self.parts.get(part, 0.0) + time
-
-    @property
-    def total(self) -> float:
-        """All parts."""
-        return sum(self.parts.values())
+PARTS = (
+    "forward", "recompute", "backward", "optimizer", "tensor", "sequence", "expert", "state", "transition", "offload",
+)  # fmt: skip
+"""What a stage spends its time on; of communication, what computing waits for."""
 
 
 class StageWork:
@@ -62,102 +25,87 @@ class StageWork:
     def __init__(self) -> None:
         self.forward, self.backward = Spent(), Spent()
         self.reduce, self.optimizer, self.update = Spent(), Spent(), Spent()
+        self.weight = 0.0
+        """Of backward, the gradients of the weights."""
 
     def time(self) -> StageTime:
         """As the simulation wants it."""
         return StageTime(
-            self.forward.total, self.backward.total, self.reduce.total, self.optimizer.total, self.update.total
+            forward=self.forward.total,
+            backward=self.backward.total,
+            reduce=self.reduce.total,
+            optimizer=self.optimizer.total,
+            update=self.update.total,
+            weight=self.weight,
         )
 
     def step(self, micro_batches: int) -> dict[str, float]:
         """Seconds of a whole step by part."""
         total = Spent()
-        for spent, times in (
-            (self.forward, micro_batches),
-            (self.backward, micro_batches),
-            (self.reduce, 1),
-            (self.optimizer, 1),
-            (self.update, 1),
-        ):
-            for part, time in spent.parts.items():
-                total.add(part, times * time)
+        for spent in (self.forward, self.backward):
+            total.add_all(spent.parts, micro_batches)
+        for spent in (self.reduce, self.optimizer, self.update):
+            total.add_all(spent.parts)
         return total.parts
-
-    def flow(self, flow: Flow, time: float) -> None:
-        """Put a collective where it happens."""
-        spent = {"forward": self.forward, "reduce": self.reduce, "update": self.update}.get(flow.when, self.backward)
-        spent.add(PART_OF[flow.purpose], time)
 
 
 class Stages:
     """The stages of a plan with their times, and the links between them."""
 
     def __init__(self, placement: Placement) -> None:
-        self.placement, self.network = placement, Network(placement.inputs.cluster)
-        self.work = [StageWork() for _ in placement.plan.stages]
-        for block in placement.blocks:
-            self._block(block)
+        self.placement, self.wires = placement, Wires(placement)
+        self.work = [self._stage(number) for number in range(len(placement.plan.stages))]
         self.links = self._edges()
         for collective in (*tied_collectives(placement), *whole_step(placement)):
             if collective.purpose != "norm":
                 self._once(collective)
 
-    def _block(self, block: Block) -> None:
-        work, layers = self.work[block.stage], len(block.names)
-        kinds = tuple(machines(self.placement, block.group))
-        computing = self.placement.once(("seconds", block.likeness, kinds), lambda: self._computing(block))
-        work.forward.add("forward", layers * computing.forward)
-        work.backward.add("recompute", layers * computing.recompute)
-        work.backward.add("backward", layers * computing.backward)
-        for flow in block_flows(self.placement, block):
-            work.flow(flow, layers * flow.times * self._flow_seconds(block.group, flow))
-        work.optimizer.add("optimizer", layers * self._optimizer(block))
+    def _stage(self, stage: int) -> StageWork:
+        work, placement, group = StageWork(), self.placement, self.placement.plan.stages[stage].on
+        timed = {block: time_layer(placement, self.wires, block) for block in placement.stage_blocks(stage)}
+        names = [placed.layer for placed in placement.plan.placed if placed.stage == stage]
+        layers = [timed[placement.block_of[name]] for name in names]
+        streams = self._streams(group)
+        _pass(work.forward, [layer.forward for layer in layers], streams)
+        _pass(work.backward, [layer.backward for layer in reversed(layers)], streams)
+        for layer in layers:
+            work.weight += layer.weight
+            work.optimizer.add_all(layer.optimizer.parts)
+            work.update.add_all(layer.update.parts)
+        work.reduce.add("state", self._exposed(group, layers))
+        return work
 
-    def _computing(self, block: Block) -> Seconds:
-        """One layer on the slowest kind of device of its group."""
-        placement, storage = self.placement, self.placement.storage(block.group)
-        shares = dict(zip((part.name for part in block.stack.parts), placement.shares(block), strict=True))
-        slowest = Seconds()
-        for machine in machines(placement, block.group):
-            here = Seconds()
-            for row, parts in block.rows():
-                under = [share for part in parts for share in shares[part.name]]
-                here = here.plus(layer_seconds(under, row.recompute, placement.kernels, storage, machine))
-            slowest = Seconds(*(max(one, other) for one, other in zip(slowest, here, strict=True)))
-        return slowest
+    def _streams(self, group: str) -> Streams:
+        able = self._able(group) and "gathers" in self.placement.plan.execution.overlap
+        return Streams(self.placement.plan.execution.prefetch, able, self.placement.calibration.contention)
 
-    def _optimizer(self, block: Block) -> float:
-        """Bound by memory."""
-        mesh, moved = self.placement.group(block.group).mesh, 0.0
-        for row, held in held_by(self.placement, block):
-            sharding = sharding_of(self.placement.state_row(block, row), mesh)
-            moved += optimizer_bytes(self.placement.recipe, held.learning / sharding.ways)
-        return max(moved / each.memory * each.slowdown for each in machines(self.placement, block.group))
+    def _able(self, group: str) -> bool:
+        """Whether communication runs beside computing at all: over gloo it does not (FSDP2 on CPU)."""
+        devices = self.placement.inputs.cluster.devices
+        return all(devices[pool.device].backend != "gloo" for pool, _ in self.placement.pools(group))
 
-    def _flow_seconds(self, group: str, flow: Flow) -> float:
-        way, ranks = self._way(group, flow.axes)
-        return seconds(flow.kind, flow.bytes, ranks, way)
+    def _exposed(self, group: str, layers: Sequence[LayerSeconds]) -> float:
+        """What is left of the reductions of gradients once a step when the last backward ends."""
+        hides = self._able(group) and "gradients" in self.placement.plan.execution.overlap
+        flows = [flow for layer in layers for flow in layer.once]
+        if not flows:
+            return 0.0
+        ready = [
+            Ready(layer.backward.spent.total if hides else 0.0, sum(flow.bytes * flow.times for flow in layer.once))
+            for layer in reversed(layers)
+        ]
+        return exposed_reduction(ready, self.placement.plan.execution.bucket_mib * MIB, self._bucket(group, flows))
 
-    def _way(self, group: str, axes: tuple[str, ...]) -> tuple[Way, int]:
-        """What the slowest process group over some axes gets, and its ranks. Equal for groups that lie alike."""
-        found, network = self.placement.group(group), self.network
-        lie = self.placement.once(("lie", group), lambda: self._lie(found))
-
-        def slowest() -> tuple[Way, int]:
-            lists = axis_groups(found, axes)
-            return network.slowest(lists), len(lists[0])
-
-        return self.placement.once(("way", lie, axes), slowest)
-
-    def _lie(self, group: Group) -> int:
-        """A number that is equal for groups of one mesh that lie alike in the cluster."""
-        return self.placement.number((self.network.pattern(group.devices), tuple(group.mesh.items())))
-
-    def _crossing_way(self, source: str, target: str) -> Way:
-        """What the slowest pair between two groups gets."""
-        one, other = self.placement.group(source), self.placement.group(target)
-        key = ("pairs", self.network.pattern(one.devices + other.devices), one.size)
-        return self.placement.once(key, lambda: self.network.slowest(pairs(one, other)))
+    def _bucket(self, group: str, flows: Sequence[Flow]) -> Callable[[float], float]:
+        """The time of one bucket of gradients: where they go over several axes, each has its share of it."""
+        sizes: dict[tuple[Kind, tuple[str, ...]], float] = {}
+        for flow in flows:
+            sizes[flow.kind, flow.axes] = sizes.get((flow.kind, flow.axes), 0.0) + flow.bytes * flow.times
+        total = sum(sizes.values())
+        ways = [
+            (kind, size / total, *self.wires.way(group, axes, TRAFFIC[kind])) for (kind, axes), size in sizes.items()
+        ]
+        return lambda size: sum(seconds(kind, size * share, ranks, way) for kind, share, way, ranks in ways)
 
     def _edges(self) -> list[Link]:
         """Moves inside a group belong to the reading stage; what crosses groups travels while both go on."""
@@ -165,31 +113,48 @@ class Stages:
         for edge in self.placement.edges:
             source, target = edge.source, edge.target
             if source.group == target.group:
+                work = self.work[target.stage]
                 for flow in edge_flows(self.placement, edge):
-                    self.work[target.stage].flow(flow, flow.times * self._flow_seconds(target.group, flow))
+                    spent = work.forward if flow.when == "forward" else work.backward
+                    spent.add(PART_OF[flow.purpose], self.wires.flow_seconds(target.group, flow))
+                travel.setdefault((source.stage, target.stage), (0.0, 0.0))
                 continue
             crossed = edge_crossing(self.placement, edge)
-            way = self._crossing_way(source.group, target.group)
             there, back = travel.get((source.stage, target.stage), (0.0, 0.0))
-            there += seconds("p2p", crossed.forward, 2, way)
-            back += seconds("p2p", crossed.backward, 2, way) if crossed.backward else 0.0
+            there += self.wires.crossing(source.group, target.group, crossed.forward)
+            back += self.wires.crossing(target.group, source.group, crossed.backward)
             travel[source.stage, target.stage] = there, back
-        return [Link(source, target, *times) for (source, target), times in travel.items()]
+        return [Link(source, target, *times) for (source, target), times in travel.items() if source != target]
 
     def _once(self, collective: Collective) -> None:
-        """What several groups do together at the end of a step."""
-        way = self.network.way(collective.ranks)
-        names = collective.group.split(" > ")
-        for stage, placed in enumerate(self.placement.plan.stages):
-            if placed.on in names:
-                time = seconds(collective.kind, collective.bytes, len(collective.ranks), way)
-                self.work[stage].reduce.add("state", time)
+        """What one or several groups do together at the end of a step, each once, whatever stages it has."""
+        way = self.wires.network.slowest(self._lists(collective), TRAFFIC[collective.kind])
+        time = seconds(collective.kind, collective.bytes, len(collective.ranks), way)
+        on = [stage.on for stage in self.placement.plan.stages]
+        for group in collective.groups:
+            self.work[on.index(group)].reduce.add("state", time)
+
+    def _lists(self, collective: Collective) -> RankLists:
+        """All the process groups that do what the first does."""
+        placement = self.placement
+        if collective.axes:
+            return axis_groups(placement.group(collective.groups[0]), collective.axes)
+        members = (collective.span, *dict(placement.ties)[collective.span])
+        return tied_ranks(placement.plan, [placement.placed(name) for name in members])
 
     def norm_seconds(self) -> float | None:
         """The reduction of the gradient norm over all ranks, all of it latency; none where nothing is clipped."""
         if self.placement.recipe.clip_norm is None:
             return None
         norm = [one for one in whole_step(self.placement) if one.purpose == "norm"]
-        return sum(
-            seconds(one.kind, 0.0, len(one.ranks), Way(math.inf, self.network.latency(one.ranks))) for one in norm
-        )
+        network = self.wires.network
+        return sum(seconds(one.kind, 0.0, len(one.ranks), Way(math.inf, network.latency(one.ranks))) for one in norm)
+
+
+def _pass(spent: Spent, ways: Sequence[OneWay], streams: Streams) -> None:
+    """One micro-batch through a stage: what stands in the way, and what is exposed of what runs beside."""
+    for way in ways:
+        spent.add_all(way.spent.parts)
+    computing, copied = spent.total, sum(way.copied for way in ways)
+    spent.add("state", one_pass([way.time for way in ways], streams).exposed)
+    spent.add("offload", max(0.0, copied - computing))

@@ -13,6 +13,7 @@ from meshwright.model.operators import (
     Experts,
     Linear,
     Loss,
+    MatMul,
     Norm,
     Router,
     Scan,
@@ -38,7 +39,7 @@ class Storage(NamedTuple):
         return max(4, self.element)
 
 
-NARROW_SOFTMAX = frozenset({"gpt2"})
+NARROW_SOFTMAX = frozenset({"falcon", "gpt2"})
 """Families whose eager attention in transformers takes the softmax in the compute dtype."""
 
 
@@ -127,8 +128,7 @@ def _core(op: Attention, share: Share, *, copied: bool) -> _Core:
     work, value = share.work, op.value_dim or op.head_dim
     held = work.samples * share.keys * (op.heads if copied else op.kv_heads)
     rows = work.positions * op.heads
-    looked_at = min(work.context, op.window or work.context)
-    return _Core(rows * op.head_dim, held * op.head_dim, held * value, rows * value, rows * looked_at, rows)
+    return _Core(rows * op.head_dim, held * op.head_dim, held * value, rows * value, rows * work.context, rows)
 
 
 def attention_eager(op: Attention, share: Share, storage: Storage) -> Use:
@@ -207,7 +207,14 @@ def dropout_sdpa(op: Dropout, share: Share, storage: Storage) -> Use:
     return Use(0.0, 0.0) if op.of == "attention" else dropout_eager(op, share, storage)
 
 
-_EAGER_ACTIVATIONS = {"gelu_new": (4, 18), "quick_gelu": (2, 7), "relu": (0, 2)}
+_EAGER_ACTIVATIONS = {
+    "gelu_new": (4, 18),
+    "quick_gelu": (2, 7),
+    "relu": (0, 2),
+    "bloom_gelu": (1, 18),
+    "scale": (0, 2),
+    "softcap": (1, 6),
+}
 """Function: (tensors kept, tensors read or written). `gelu_new` is eight kernels; `relu` keeps its output, which the
 next matrix keeps anyhow, unless dropout comes between. Others are one kernel that keeps its input."""
 
@@ -221,9 +228,9 @@ def activation_eager(op: Activation, share: Share, storage: Storage) -> Use:
 
 
 def activation_fused(op: Activation, share: Share, storage: Storage) -> Use:
-    """Its input alone: one tensor, or two where it is gated."""
+    """Its input alone: one tensor, or two where it is gated; none where it only scales."""
     numbers = storage.element * elements(op, share.work)
-    return Use(numbers * (1 + op.gated), numbers * (2 + op.gated))
+    return Use(numbers * (0 if op.function == "scale" else 1 + op.gated), numbers * (2 + op.gated))
 
 
 def moves(tensors: float) -> Kernel:
@@ -252,10 +259,16 @@ def routed_experts(op: Experts, share: Share, storage: Storage) -> Use:
 
 
 def convolution(op: Convolution, share: Share, storage: Storage) -> Use:
-    """The input, taken to have as many positions as the output."""
-    read = elements(op, share.work) / op.outputs * op.inputs
+    """The input."""
+    read = share.work.samples * op.read_positions(share.work) * op.inputs
     moved = read + elements(op, share.work) + op.parameters()
     return Use(storage.element * read if share.learns else 0.0, storage.element * moved)
+
+
+def matmul(op: MatMul, share: Share, storage: Storage) -> Use:
+    """Both operands, the second taken to be one for each sample."""
+    read = share.work.positions * op.inner + share.work.samples * op.inner * op.outputs
+    return Use(storage.element * read, storage.element * (read + elements(op, share.work)))
 
 
 def scan(op: Scan, share: Share, storage: Storage) -> Use:

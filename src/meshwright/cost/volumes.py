@@ -8,7 +8,7 @@ its output in forward; a head that is cut by vocabulary sums the gradient of its
 three small all-reduces of [batch, seq] in float32 or wider (largest logit, sum of exponentials, target's logit).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost.blocks import Block, Edge
@@ -18,9 +18,9 @@ from meshwright.cost.placement import Placement
 from meshwright.cost.states import Parameters, Widths, count_parameters, sharding_of, state_flows
 from meshwright.model.operators import Attention
 from meshwright.model.spec import Part
-from meshwright.plan.groups import axis_groups, tied_ranks
+from meshwright.plan.groups import axis_groups, cut_alike, tied_ranks
 from meshwright.plan.rules import Inputs
-from meshwright.plan.spec import Row
+from meshwright.plan.spec import Placed, Row
 from meshwright.recipe.spec import BYTES
 
 NORM_BYTES = LOSS_BYTES = 8
@@ -38,8 +38,8 @@ class Collective:
 
     purpose: Purpose
     kind: Kind
-    group: str
-    """Name of the group; of both, 'a > b', where two take part; empty for all ranks."""
+    groups: tuple[str, ...]
+    """Names of the groups that take part, the sending one first; none for all ranks."""
     axes: tuple[str, ...]
     """Axes of the group's mesh; empty where groups take part as a whole."""
     ranks: tuple[int, ...]
@@ -65,8 +65,7 @@ def held_by(placement: Placement, block: Block) -> list[tuple[Row, Parameters]]:
 
 
 def _counted(placement: Placement, block: Block) -> list[Parameters]:
-    shares = dict(zip((part.name for part in block.stack.parts), placement.shares(block), strict=True))
-    return [count_parameters(share for part in parts for share in shares[part.name]) for _, parts in block.rows()]
+    return [count_parameters(shares) for _, _, shares in placement.row_shares(block)]
 
 
 def block_flows(placement: Placement, block: Block) -> list[Flow]:
@@ -78,12 +77,9 @@ def block_flows(placement: Placement, block: Block) -> list[Flow]:
 
 def _block_flows(placement: Placement, block: Block) -> list[Flow]:
     mesh = placement.group(block.group).mesh
-    shares = dict(zip((part.name for part in block.stack.parts), placement.shares(block), strict=True))
     flows: list[Flow] = []
-    for row, parts in block.rows():
-        here: list[Flow] = []
-        for part in parts:
-            here += role_flows(shares[part.name], roles_of(row, mesh), placement.kernels, placement.element)
+    for row, parts, shares in placement.row_shares(block):
+        here = role_flows(shares, roles_of(row, mesh), placement.kernels, placement.element)
         if row is not block.row:
             here += _part_moves(placement, block, row, parts)
         flows += here + (repeated(here, row.recompute, placement.kernels) if _backward(block) else [])
@@ -167,7 +163,7 @@ def _collective(placement: Placement, flow: Flow, group: str, span: str, layers:
     per_step = placement.plan.micro_batches if flow.when in ("forward", "recompute", "backward") else 1
     ranks = axis_groups(placement.group(group), flow.axes)[0]
     count = layers * flow.times * per_step
-    return Collective(flow.purpose, flow.kind, group, flow.axes, ranks, flow.bytes, count, span, flow.when)
+    return Collective(flow.purpose, flow.kind, (group,), flow.axes, ranks, flow.bytes, count, span, flow.when)
 
 
 def _edge_collectives(placement: Placement, edge: Edge) -> Iterator[Collective]:
@@ -176,12 +172,12 @@ def _edge_collectives(placement: Placement, edge: Edge) -> Iterator[Collective]:
             yield _collective(placement, flow, edge.target.group, edge.target.layer, 1)
         return
     crossed = edge_crossing(placement, edge)
-    name, span = f"{edge.source.group} > {edge.target.group}", edge.target.layer
-    ranks = tuple(placement.group(group).devices[0] for group in (edge.source.group, edge.target.group))
+    groups, span = (edge.source.group, edge.target.group), edge.target.layer
+    ranks = tuple(placement.group(group).devices[0] for group in groups)
     ways: tuple[tuple[float, When], ...] = ((crossed.forward, "forward"), (crossed.backward, "backward"))
     for size, when in ways:
         if size:
-            yield Collective("pipeline", "p2p", name, (), ranks, size, placement.plan.micro_batches, span, when)
+            yield Collective("pipeline", "p2p", groups, (), ranks, size, placement.plan.micro_batches, span, when)
 
 
 def tied_collectives(placement: Placement) -> Iterator[Collective]:
@@ -193,23 +189,24 @@ def tied_collectives(placement: Placement) -> Iterator[Collective]:
         if not copies or not placement.learns[owner]:
             continue
         members = [placement.placed(name) for name in (owner, *copies)]
-        names = list(dict.fromkeys(placed.group for placed in members))
-        alike = len({placement.group(name).size for name in names}) == 1
-        numbers = _tied_numbers(placement, copies[0], whole=not alike)
+        groups = tuple(dict.fromkeys(placed.group for placed in members))
+        numbers = _tied_numbers(placement, copies[0], members)
         ranks = tied_ranks(placement.plan, members)[0]
-        yield Collective("tied", "all_reduce", " > ".join(names), (), ranks, gradient * numbers, 1, owner, "reduce")
+        yield Collective("tied", "all_reduce", groups, (), ranks, gradient * numbers, 1, owner, "reduce")
 
 
-def _tied_numbers(placement: Placement, copy: str, *, whole: bool) -> float:
-    """Numbers of a tied parameter's copy: the whole, or the slice that one rank holds."""
+def _tied_numbers(placement: Placement, copy: str, members: Sequence[Placed]) -> float:
+    """Numbers of a tied parameter that are summed: the whole, or where all holders are cut alike, the slice that a rank
+    holds; of that, the shard whose gradient each of them has.
+    """
     block = placement.block_of[copy]
     tied = [operator for operator in block.stack.operators if getattr(operator, "tied", False)]
-    if whole:
+    if not cut_alike([(placement.group(placed.group), placed.row) for placed in members]):
         return float(sum(operator.model_copy(update={"tied": False}).parameters() for operator in tied))
-    mesh = placement.group(block.group).mesh
     names = {operator.path for operator in tied}
     shares = [share.operator for part in placement.shares(block) for share in part if share.operator.path in names]
-    kept = sharding_of(block.row, mesh).kept("zero2", "zero3")
+    shardings = [sharding_of(placed.row, placement.group(placed.group).mesh) for placed in members]
+    kept = min(sharding.kept("zero2", "zero3") for sharding in shardings)
     return sum(operator.parameters() for operator in shares) / kept
 
 
@@ -220,16 +217,16 @@ def whole_step(placement: Placement) -> Iterator[Collective]:
     axes = division(last.row, group.mesh).batch
     ranks = axis_groups(group, axes)[0]
     if len(ranks) > 1:
-        yield Collective("loss", "all_reduce", last.group, axes, ranks, LOSS_BYTES, 1, last.layer, "reduce")
+        yield Collective("loss", "all_reduce", (last.group,), axes, ranks, LOSS_BYTES, 1, last.layer, "reduce")
     world = tuple(sorted({rank for name in placement.plan.groups for rank in placement.group(name).devices}))
     if placement.recipe.clip_norm is not None and len(world) > 1:
-        yield Collective("norm", "all_reduce", "", (), world, NORM_BYTES, 1, "", "reduce")
+        yield Collective("norm", "all_reduce", (), (), world, NORM_BYTES, 1, "", "reduce")
 
 
 def _merged(collectives: Iterable[Collective]) -> Iterable[Collective]:
     found: dict[tuple[object, ...], Collective] = {}
     for one in collectives:
-        key = (one.purpose, one.kind, one.group, one.axes, one.bytes, one.span, one.when)
+        key = (one.purpose, one.kind, one.groups, one.axes, one.bytes, one.span, one.when)
         before = found.get(key)
         found[key] = one if before is None else Collective(**(vars(before) | {"count": before.count + one.count}))
     return found.values()

@@ -1,0 +1,92 @@
+"""How well machines do: the few constants that turn public peaks into times, with what they were fitted to.
+
+A cluster file says what a machine is, a calibration what it reaches of that. It is a small document that a person can
+read and change; `public.yaml` beside this module is used where no other is given.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from meshwright.document import Document, Record
+from meshwright.units import Bytes, NonNegativeFloat, PositiveInt, Seconds
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+"""Of a public peak: above 1 a time would lie under the roofline."""
+Factor = Annotated[float, Field(ge=1, le=10)]
+PUBLIC = Path(__file__).parent / "calibrations" / "public.yaml"
+
+
+class DeviceConstants(Record):
+    """What a kind of device reaches of its peaks. The defaults are a device without losses: the plain roofline."""
+
+    matmul: Fraction = 1.0
+    """Of the peak, large matrix products."""
+    inner: NonNegativeFloat = 0.0
+    """The length of a product's sums at which filling and draining doubles its time."""
+    units: PositiveInt = 1
+    """Multiprocessors that tiles are dealt to; 1: tiles do not matter."""
+    batched: Fraction = 1.0
+    """Of the peak, the products of attention that writes its scores out."""
+    flash: Fraction = 1.0
+    """Of the peak, flash attention forward, by the FLOPs that its mask leaves."""
+    flash_backward: Fraction = 1.0
+    memory: Fraction = 1.0
+    """Of the memory's bandwidth, kernels that are bound by it."""
+    launch: Seconds = 0.0
+    """Seconds of the host for each kernel: a layer takes at least as long as its kernels take to launch."""
+    step: Seconds = 0.0
+    """Seconds of every optimizer step that nothing else accounts for."""
+    spread: Fraction | Literal[0] = 0
+    """What the computed peak of allocated memory misses by, as a share of it, up or down."""
+    fragmentation: tuple[Factor, Factor] = (1.0, 1.0)
+    """What the allocator reserves for what is allocated: low and high."""
+    context: tuple[Bytes, Bytes] = (0.0, 0.0)
+    """Of the runtime, its kernels and communicators' buffers: low and high."""
+
+
+class LinkConstants(Record):
+    """What a kind of link reaches."""
+
+    bandwidth: Fraction = 1.0
+    latency: Seconds | None = None
+    """Of a step of a collective, in place of the link's own."""
+
+
+class Calibration(Document):
+    """Constants by device and link, and for all others."""
+
+    noun: ClassVar[str] = "calibration"
+    provenance: ClassVar[frozenset[str]] = frozenset({"source", "date"})
+    meshwright_calibration: Literal[1] = 1
+    name: str
+    source: str
+    """What it was fitted to."""
+    date: str = ""
+    devices: dict[str, DeviceConstants] = Field(default_factory=dict)
+    """By the name that a cluster gives its device."""
+    others: DeviceConstants = DeviceConstants()
+    """For devices that are not named."""
+    links: dict[str, LinkConstants] = Field(default_factory=dict)
+    other_links: LinkConstants = LinkConstants()
+    contention: NonNegativeFloat = 0.0
+    """What computing takes longer, as a share, while communication runs beside it."""
+
+    def device(self, name: str) -> DeviceConstants:
+        """The constants of a device."""
+        return self.devices.get(name, self.others)
+
+    def link(self, name: str) -> LinkConstants:
+        """The constants of a link."""
+        return self.links.get(name, self.other_links)
+
+
+IDEAL = Calibration(name="ideal", source="no losses: the plain roofline and public bandwidths")
+
+
+@cache
+def public_calibration() -> Calibration:
+    """The constants that are used where no others are given."""
+    return Calibration.read(PUBLIC)

@@ -1,0 +1,77 @@
+"""How much of a device's peak single kernels reach: by shape, kind and dtype, from few constants (`calibration`).
+
+Never more than the peak, so that no time lies under the roofline (Williams 2009):
+
+    a matrix product   FLOPs / (peak · fraction) · tiles · (1 + inner / K), or its bytes / (bandwidth · fraction)
+    flash attention    FLOPs that the mask leaves / (peak · fraction)
+    anything else      bytes / (bandwidth · fraction)
+
+`tiles` is what is computed over what is wanted, when an output of M x N is cut into tiles of which each unit (a
+multiprocessor) makes one at a time: the last tiles of a row or column stick out, and the last wave leaves units idle
+(NVIDIA, Matrix Multiplication Background User's Guide, sections 3.1 and 3.2). K, the length of the sums, has to fill
+and drain a tile's pipeline: `inner` is the length at which that doubles the time.
+"""
+
+import math
+from typing import NamedTuple
+
+from meshwright.cost.calibration import DeviceConstants
+from meshwright.cost.products import Product
+
+TILES: tuple[tuple[int, int, float], ...] = (
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    (128, 128, 0.93),
+    (128, 64, 0.8),
+    (64, 128, 0.8),
+    (64, 64, 0.6),
+)
+"""Rows, columns, and the speed of a tile against the largest: small ones read each number for fewer products. The sizes
+are those of cuBLAS and CUTLASS; the speeds follow the guide's figure 6 (256 x 128 against 64 x 64 on an A100)."""
+
+
+def tile_waste(product: Product, units: int) -> float:
+    """Time over that of perfect tiles, with the best of the tile sizes; 1 for a device of one unit, which has no tiles.
+
+    One tile more than there are units takes a wave of its own:
+
+    >>> tile_waste(Product(128 * 11, 256 * 12, 1024), units=132)
+    1.0
+    >>> round(tile_waste(Product(128 * 11 + 1, 256 * 12, 1024), units=132), 2)
+    1.56
+    """
+    if units <= 1:
+        return 1.0
+    wanted = product.rows * product.columns * product.batch
+    best = math.inf
+    for rows, columns, speed in TILES:
+        tiles = math.ceil(product.rows / rows) * math.ceil(product.columns / columns) * product.batch
+        waves = math.ceil(tiles / units)
+        best = min(best, waves * units * rows * columns / wanted / speed)
+    return max(1.0, best)
+
+
+class Peaks(NamedTuple):
+    """What a matrix product runs against."""
+
+    compute: float
+    """FLOP per second."""
+    memory: float
+    """Bytes per second."""
+    element: float
+    """Bytes of a number."""
+
+
+def product_seconds(product: Product, peaks: Peaks, constants: DeviceConstants, *, batched: bool = False) -> float:
+    """Seconds of one matrix product; `batched`: one of the many small ones of an attention core.
+
+    >>> cube = Product(4096, 4096, 4096)
+    >>> product_seconds(cube, Peaks(1e12, 1e12, 2), DeviceConstants()) == cube.flops / 1e12
+    True
+    """
+    if not product.flops:
+        return 0.0
+    fraction = constants.batched if batched else constants.matmul
+    ramp = 1 + constants.inner / product.inner
+    compute = product.flops / (peaks.compute * fraction) * tile_waste(product, constants.units) * ramp
+    return max(compute, product.numbers * peaks.element / (peaks.memory * constants.memory))

@@ -1,0 +1,103 @@
+"""The matrix products of an operator, by shape: what its FLOPs are made of, and what their speed depends on."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from meshwright.model.operators import (
+    Attention,
+    Convolution,
+    Experts,
+    Linear,
+    MatMul,
+    Operator,
+    Router,
+    Work,
+)
+
+
+class Product(NamedTuple):
+    """[rows, inner] x [inner, columns], `batch` times. A rank's share of what does not divide may be a fraction."""
+
+    rows: float
+    columns: float
+    inner: float
+    batch: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        """A multiply and an add count as two."""
+        return 2.0 * self.rows * self.columns * self.inner * self.batch
+
+    @property
+    def numbers(self) -> float:
+        """Read and written, each once."""
+        return self.batch * (self.rows * self.inner + self.inner * self.columns + self.rows * self.columns)
+
+    def by_input(self) -> "Product":
+        """Backward, for the gradient of the left operand."""
+        return Product(self.rows, self.inner, self.columns, self.batch)
+
+    def by_weight(self) -> "Product":
+        """Backward, for the gradient of the right operand."""
+        return Product(self.inner, self.columns, self.rows, self.batch)
+
+
+def products(operator: Operator, work: Work) -> tuple[Product, ...]:
+    """The products of a forward; each has two of backward, `by_input` and `by_weight`.
+
+    >>> products(Linear(inputs=4, outputs=8), Work(2, 16, 16))
+    (Product(rows=32, columns=8, inner=4, batch=1.0),)
+
+    An attention core has two for each sample and head: scores, and scores times values.
+
+    >>> products(Attention(heads=3, kv_heads=1, head_dim=4), Work(2, 16, 16))
+    (Product(rows=16, columns=16, inner=4, batch=6), Product(rows=16, columns=4, inner=16, batch=6))
+    """
+    shape = _SHAPES.get(type(operator))
+    return shape(operator, work) if shape else ()
+
+
+def _linear(operator: Linear, work: Work) -> tuple[Product, ...]:
+    return (Product(work.positions, operator.outputs, operator.inputs),)
+
+
+def _matmul(operator: MatMul, work: Work) -> tuple[Product, ...]:
+    return (Product(work.positions, operator.outputs, operator.inner),)
+
+
+def _router(operator: Router, work: Work) -> tuple[Product, ...]:
+    return (Product(work.positions, operator.experts, operator.hidden),)
+
+
+def _core(operator: Attention, work: Work) -> tuple[Product, ...]:
+    batch, value_dim = work.samples * operator.heads, operator.value_dim or operator.head_dim
+    return (
+        Product(work.length, work.context, operator.head_dim, batch),
+        Product(work.length, value_dim, work.context, batch),
+    )
+
+
+def _experts(operator: Experts, work: Work) -> tuple[Product, ...]:
+    """Positions spread evenly over the experts that are here."""
+    rows = work.positions * operator.top_k / operator.count
+    up = Product(rows, operator.ffn * (2 if operator.gated else 1), operator.hidden, operator.count)
+    return up, Product(rows, operator.hidden, operator.ffn, operator.count)
+
+
+def _convolution(operator: Convolution, work: Work) -> tuple[Product, ...]:
+    """As the product of the unfolded input with the kernels (Chetlur 2014, section 3)."""
+    taps = math.prod(operator.kernel)
+    rows = work.samples * operator.read_positions(work) if operator.transposed else work.positions
+    groups = operator.groups
+    return (Product(rows, operator.outputs / groups, operator.inputs / groups * taps, groups),)
+
+
+_SHAPES: dict[type, Callable[[Any, Work], tuple[Product, ...]]] = {
+    Linear: _linear,
+    MatMul: _matmul,
+    Router: _router,
+    Attention: _core,
+    Experts: _experts,
+    Convolution: _convolution,
+}

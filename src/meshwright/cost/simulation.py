@@ -1,0 +1,232 @@
+"""When everything happens: an event simulation of a pipeline.
+
+Each group of devices runs an ordered list of actions (`orders`). An action starts when its group is free and what it
+needs has arrived: a forward needs the forwards of the stages that its own reads, a backward its own forward and the
+backwards of the stages that read it. What goes from one group to another travels on the link between the two, one
+message at a time in the order in which they are made, while both groups go on.
+
+With orders fixed each starts when a few others have ended (`order_graph`), so a simulation is three array operations
+for each rank of the graph.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.order_graph import Graph, graph_of
+from meshwright.cost.orders import Order
+
+SpanKind = Literal["forward", "backward", "input", "weight", "reduce", "norm", "optimizer", "update"]
+Floats: TypeAlias = NDArray[np.float64]
+
+
+class StageTime(NamedTuple):
+    """Seconds of one stage: of a micro-batch each way, and at the end of a step."""
+
+    forward: float
+    backward: float
+    reduce: float = 0.0
+    """Gradients, after the last backward."""
+    optimizer: float = 0.0
+    update: float = 0.0
+    """Gathering of the parameters that the optimizer has changed."""
+    weight: float = 0.0
+    """Of backward, the gradients of the weights, where a schedule takes them apart."""
+
+
+class Link(NamedTuple):
+    """A stage reads another: seconds that activations and their gradients travel."""
+
+    source: int
+    target: int
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+class Span(NamedTuple):
+    """One bar of a timeline. `micro_batch` is none for what happens once a step, `stage` then the group's first."""
+
+    group: int
+    stage: int
+    micro_batch: int | None
+    kind: SpanKind
+    start: float
+    end: float
+
+
+class Message(NamedTuple):
+    """One message between two groups: from when it is under way to its arrival."""
+
+    source: int
+    target: int
+    """Stages."""
+    micro_batch: int
+    forward: bool
+    """False for a gradient, which goes from `target` to `source`."""
+    start: float
+    end: float
+
+
+class SharedPool(NamedTuple):
+    """Devices that share computing: 4 CPU ranks on 2 cores."""
+
+    units: float
+    """Devices' worth of computing."""
+    devices: Mapping[int, int]
+    """Group → its devices in the pool."""
+
+    def pace(self, busy: Collection[int]) -> float:
+        """How much faster each goes with these groups at work than with all of them.
+
+        >>> SharedPool(2, {0: 2, 1: 2}).pace({0})
+        2.0
+        """
+        at_work = sum(count for group, count in self.devices.items() if group in busy)
+        return max(1.0, sum(self.devices.values()) / self.units) / max(1.0, at_work / self.units)
+
+
+class Timeline:
+    """A simulated step."""
+
+    def __init__(self, graph: Graph, starts: Floats, ends: Floats, finish: Sequence[Span]) -> None:
+        self._graph, self._starts, self._ends, self.finish = graph, starts, ends, tuple(finish)
+        last = [span.end for span in finish]
+        self.seconds = float(max([*last, ends.max(initial=0.0)]))
+        self.busy = _busy(graph, ends - starts, finish)
+        """Seconds that each group works."""
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step that a group waits, in the mean over groups."""
+        return 1 - sum(self.busy) / (len(self.busy) * self.seconds) if self.seconds else 0.0
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Group by group, in order of time."""
+        graph, found = self._graph, list[Span]()
+        for group, nodes in enumerate(graph.actions):
+            order = graph.orders[group]
+            rows = zip(order, self._starts[nodes].tolist(), self._ends[nodes].tolist(), strict=True)
+            found += [Span(group, stage, number, kind, start, end) for (stage, kind, number), start, end in rows]
+            found += [span for span in self.finish if span.group == group]
+        return tuple(found)
+
+    @cached_property
+    def messages(self) -> tuple[Message, ...]:
+        """What travelled between groups."""
+        graph = self._graph
+        starts, ends = self._starts[graph.messages].tolist(), self._ends[graph.messages].tolist()
+        rows = zip(graph.message_facts.tolist(), starts, ends, strict=True)
+        return tuple(Message(a, b, number, way == 1, start, end) for (a, b, number, way, _), start, end in rows)
+
+
+def simulate(
+    orders: tuple[Order, ...],
+    times: Sequence[StageTime],
+    links: Sequence[Link],
+    *,
+    norm: float | None = None,
+    pools: Sequence[SharedPool] = (),
+) -> Timeline:
+    """Run each group's actions, then what ends a step: gradients, optimizer, parameters.
+
+    `norm` is the time of the reduction of the gradient norm, for which all groups wait until the last has its
+    gradients; none where gradients are not clipped, and every group goes on by itself. Where groups share the computing
+    of `pools`, times are those with all of them at work. Raises PlanError where groups wait for each other in a circle.
+    """
+    graph = graph_of(orders, tuple((link.source, link.target) for link in links))
+    durations = _durations(graph, times, links)
+    starts, ends = _shared(graph, durations, pools) if pools else _alone(graph, durations)
+    return Timeline(graph, starts, ends, _finish(graph, ends, times, norm))
+
+
+def _alone(graph: Graph, durations: Floats) -> tuple[Floats, Floats]:
+    """Starts and ends of all nodes, where each takes its time whatever the others do."""
+    ends = np.zeros(len(durations) + 1)
+    first, *others = graph.before
+    bounds = graph.ranks.tolist()
+    for begin, end in pairwise(bounds):
+        ready = ends[first[begin:end]]
+        for column in others:
+            np.maximum(ready, ends[column[begin:end]], out=ready)
+        np.add(ready, durations[begin:end], out=ends[begin:end])
+    ends = ends[:-1]
+    return ends - durations, ends
+
+
+def _shared(graph: Graph, durations: Floats, pools: Sequence[SharedPool]) -> tuple[Floats, Floats]:
+    """The same, where those at work share pools: from one end of a node to the next, everyone goes at its own pace."""
+    group_of = {int(node): group for group, nodes in enumerate(graph.actions) for node in nodes}
+    waits = (graph.before < graph.before.shape[1]).sum(axis=0)
+    followers: list[list[int]] = [[] for _ in range(len(durations))]
+    for row in graph.before:
+        for node, before in enumerate(row.tolist()):
+            if before < len(durations):
+                followers[before].append(node)
+    starts, ends, now = np.zeros(len(durations)), np.zeros(len(durations)), 0.0
+    left = {int(node): float(durations[node]) for node in np.flatnonzero(waits == 0)}
+    while left:
+        busy = {group_of[node] for node in left if node in group_of}
+        pace = {node: _pace(group_of.get(node), busy, pools) for node in left}
+        step = min(rest / pace[node] for node, rest in left.items())
+        now += step
+        ended = [node for node, rest in left.items() if rest / pace[node] <= step]
+        left = {node: rest - step * pace[node] for node, rest in left.items() if node not in ended}
+        for node in ended:
+            ends[node] = now
+            for follower in followers[node]:
+                waits[follower] -= 1
+                if not waits[follower]:
+                    starts[follower], left[follower] = now, float(durations[follower])
+    return starts, ends
+
+
+def _pace(group: int | None, busy: set[int], pools: Sequence[SharedPool]) -> float:
+    """How much faster a group goes than with all others at work; messages go as they do."""
+    return min((pool.pace(busy) for pool in pools if group in pool.devices), default=1.0)
+
+
+def _durations(graph: Graph, times: Sequence[StageTime], links: Sequence[Link]) -> Floats:
+    # The columns are in the order of KINDS.
+    table = np.array([(time.forward, time.backward, time.backward - time.weight, time.weight) for time in times])
+    durations = np.empty(graph.before.shape[1])
+    for order, nodes in zip(graph.orders, graph.actions, strict=True):
+        durations[nodes] = table[order.stage, order.kind]
+    if len(graph.messages):
+        travel = np.array([(link.backward, link.forward) for link in links])
+        durations[graph.messages] = travel[graph.message_facts[:, 4], graph.message_facts[:, 3]]
+    return durations
+
+
+def _finish(graph: Graph, ends: Floats, times: Sequence[StageTime], norm: float | None) -> list[Span]:
+    """What happens once a step, group by group, from when the group is free."""
+    free = [float(ends[nodes[-1]]) if len(nodes) else 0.0 for nodes in graph.actions]
+    own = [sorted({int(stage) for stage in np.unique(order.stage)}) for order in graph.orders]
+    spans: list[Span] = []
+
+    def run(kind: SpanKind, durations: Sequence[float], earliest: float = 0.0) -> None:
+        for group, duration in enumerate(durations):
+            start = max(free[group], earliest)
+            free[group] = start + duration
+            if duration:
+                spans.append(Span(group, own[group][0], None, kind, start, free[group]))
+
+    def of(name: str) -> list[float]:
+        return [sum(getattr(times[stage], name) for stage in stages) for stages in own]
+
+    run("reduce", of("reduce"))
+    run("norm", [norm or 0.0] * len(own), max(free) if norm is not None else 0.0)
+    run("optimizer", of("optimizer"))
+    run("update", of("update"))
+    return spans
+
+
+def _busy(graph: Graph, durations: Floats, finish: Sequence[Span]) -> tuple[float, ...]:
+    busy = [float(durations[nodes].sum()) for nodes in graph.actions]
+    for span in finish:
+        busy[span.group] += span.end - span.start
+    return tuple(busy)

@@ -1,0 +1,48 @@
+"""Whether a plan fits: the memory of its groups without the time of its step, in one sentence."""
+
+from typing import Any, NamedTuple
+
+from meshwright.cost.calibration import Calibration
+from meshwright.cost.memory import Memory, plan_memory
+from meshwright.cost.placement import Placement
+from meshwright.plan.rules import Inputs
+from meshwright.units import show_bytes
+
+
+class MemoryVerdict(NamedTuple):
+    """Whether a plan fits, by its fullest group."""
+
+    groups: tuple[Memory, ...]
+
+    @property
+    def tightest(self) -> Memory:
+        """The group that fills its devices most."""
+        return max(self.groups, key=lambda each: each.footprint.device.middle / each.capacity)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every group is likelier to fit than not."""
+        return all(each.fits for each in self.groups)
+
+    @property
+    def sentence(self) -> str:
+        """What is filled, where, when, and by how much it is too little."""
+        tight = self.tightest
+        device = tight.footprint.device
+        filled = f"{show_bytes(device.low)} to {show_bytes(device.high)} of {show_bytes(tight.capacity)}"
+        said = f"{filled} on the fullest device ({tight.where}, at {tight.worst.name})"
+        if not self.fits:
+            name, size = max(tight.worst.parts.items(), key=lambda item: item[1])
+            over = show_bytes(device.middle - tight.capacity)
+            return f"{said}, {over} too many, the largest part {name} ({show_bytes(size)})"
+        chance = tight.out_of_memory
+        return f"{said}; out of memory with a probability of {chance:.0%}" if chance >= 0.005 else said
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, in bytes."""
+        return {"fits": self.fits, "verdict": self.sentence, "groups": [each.as_data() for each in self.groups]}
+
+
+def judge_memory(inputs: Inputs, calibration: Calibration | None = None) -> MemoryVerdict:
+    """The verdict on a plan that has a meaning."""
+    return MemoryVerdict(plan_memory(Placement(inputs, calibration)))

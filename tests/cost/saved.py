@@ -1,0 +1,79 @@
+"""What autograd keeps of a small model, layer by layer, and what a kernel set says that it keeps."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from tests.model.samples.build import Sample
+
+SHARED = "shared"
+"""What several layers keep together: masks, tables of rotary positions, an encoder's output."""
+
+
+class Kept:
+    """Notes each storage that autograd saves, once, with the layer that ran when it was saved first. Parameters and
+    buffers are left out; what a layer takes beside the first of its inputs is SHARED.
+    """
+
+    def __init__(self, module: nn.Module, layers: dict[str, tuple[str, ...]]) -> None:
+        self.bytes: dict[str, int] = dict.fromkeys((*layers, SHARED), 0)
+        self.current = next(iter(layers))
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+        self.held: list[Any] = []
+        """So that no storage is freed and its place taken by another."""
+        self.shared: set[int] = set()
+        for name, paths in layers.items():
+            for path in paths:
+                module.get_submodule(path).register_forward_pre_hook(self._enters(name), with_kwargs=True)
+
+    def _enters(self, name: str) -> Callable[..., None]:
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.current = name
+            beside = (args[1:], kwargs) if args else list(kwargs.values())[1:]
+            for leaf in tree_leaves(beside):
+                if isinstance(leaf, Tensor):
+                    self.held.append(leaf)
+                    self.shared.add(leaf.untyped_storage().data_ptr())
+
+        return note
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """A hook for what autograd saves."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.known:
+            self.known.add(storage.data_ptr())
+            self.held.append(storage)
+            self.bytes[SHARED if storage.data_ptr() in self.shared else self.current] += storage.nbytes()
+        return tensor
+
+
+def measured(
+    sample: Sample, attention: str, dtype: torch.dtype, *, recompute: str = "none", pack: Any = None
+) -> dict[str, int]:
+    """Bytes that each layer keeps from forward to backward."""
+    torch.manual_seed(0)
+    module, layers = sample.build(attention).to(dtype).train(), sample.spec.layers
+    module.config.get_text_config().use_cache = False
+    kept = Kept(module, {layer.name: layer.modules for layer in layers})
+    if recompute == "full":
+        for layer in layers:
+            if layer.index is not None:
+                _recompute(module.get_submodule(layer.modules[0]))
+    batch = {name: one.to(dtype) if one.is_floating_point() else one for name, one in sample.batch(sample.config).items()}
+    with torch.autograd.graph.saved_tensors_hooks(pack(kept) if pack else kept.pack, lambda tensor: tensor):
+        module(**batch)
+    return kept.bytes
+
+
+def _recompute(layer: nn.Module) -> None:
+    forward = layer.forward
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    layer.forward = again
