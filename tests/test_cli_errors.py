@@ -22,7 +22,7 @@ from tests.test_cli import COMMAND, ROOT, SMALL
     [
         (("model", "lama-3-8b"), "no model is called 'lama-3-8b', and no file or folder is there; did you mean 'llama-3-8b'?"),
         (("cluster", "8xh10"), "'h10' is no device that is known; did you mean 'h100'?"),
-        (("cluster", "h100"), "'h100' is no cluster; write '8xh100', '4x8xa100-80gb' (nodes x devices x kind) or 'cpu:4'"),
+        (("cluster", "h100"), "'h100' is no cluster; write '8xh100', '4x8xa100-80gb:ib200' (nodes x devices x kind : link), 'cpu:4' or 'local'"),
         (("cluster", "no/such.yaml"), "cannot read no/such.yaml: No such file or directory"),
         (("check", "no/such.yaml"), "cannot read no/such.yaml: No such file or directory"),
         (("model", "gpt2", "--seq", "0"), "--seq: must be from 1 to 1,000,000,000,000,000 (got 0)"),

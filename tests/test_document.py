@@ -2,6 +2,7 @@
 # ruff: noqa: E501 - messages are quoted whole
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,22 @@ def test_a_fingerprint_covers_defaults_and_every_field() -> None:
     assert first.fingerprint != Recipe(global_batch=8, sequence=64, seed=1).fingerprint
 
 
+@pytest.mark.parametrize("name", ["source", "date", "price_source"])
+def test_a_fingerprint_sees_what_a_user_called_by_a_word_of_provenance(name: str) -> None:
+    one, other = (
+        Cluster.parse(CLUSTER.replace("outside", name).replace("400 Gbit", rate)) for rate in ("400 Gbit", "200 Gbit")
+    )
+    assert one.fingerprint != other.fingerprint
+    one, other = (ModelSpec.parse(MODEL.replace("audio", name).replace("100", length)) for length in ("100", "50"))
+    assert one.fingerprint != other.fingerprint
+
+
+def test_a_fingerprint_does_not_see_where_facts_come_from() -> None:
+    assert Cluster.parse(CLUSTER).fingerprint == Cluster.parse(CLUSTER.replace("a data sheet", "hearsay")).fingerprint
+    named = MODEL.replace("name: tiny", "name: small\nsource: hearsay")
+    assert ModelSpec.parse(MODEL).fingerprint == ModelSpec.parse(named).fingerprint
+
+
 def test_a_byte_order_mark_is_no_part_of_a_document(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(RECIPE, encoding="utf-8-sig")
     assert Recipe.read(tmp_path / "r.yaml") == Recipe.parse(RECIPE)
@@ -133,6 +150,30 @@ def test_more_than_five_errors_are_counted() -> None:
         Plan.parse("meshwright_plan: 1\n", "f")
     assert len(str(refused.value).splitlines()) == 6
     assert str(refused.value).endswith("f: ... and 1 more")
+
+
+def _calls(wrong: int) -> int:
+    """Python calls, generators' steps among them, that it takes to explain so many wrong entries."""
+    count = 0
+
+    def tick(_: object, event: str, __: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    devices = [[]] * wrong
+    data = {"meshwright_plan": 1, "groups": {"a": {"devices": devices, "mesh": {"x": 1}}}, "stages": []}
+    sys.setprofile(tick)
+    try:
+        with pytest.raises(DocumentError, match=f"and {wrong} more$"):  # besides 4 that are missing, and 1 empty
+            Plan.from_data(data, "f")
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_explaining_twice_as_many_errors_takes_twice_the_work() -> None:
+    Plan.from_data(load(PLAN)[0])  # builds the classes
+    assert _calls(800) < 2.5 * _calls(400)
 
 
 @pytest.mark.parametrize("noun", DOCUMENTS)

@@ -17,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import meshwright as mw
 from meshwright.measure.probe import probe
-from meshwright.plan.resolve import plan_inputs, read_plan
+from meshwright.plan.resolve import read_inputs
+from meshwright.plan.spec import Plan
 from meshwright.report.blocks import Block, Facts, Lines, Table, table
 from meshwright.report.estimate import estimate_blocks
 from meshwright.report.model import model_blocks
@@ -59,7 +60,7 @@ def optimizer_of(parameters: Any, recipe: Any) -> torch.optim.Optimizer:
 
 def train_under_plan(plan_file: Path) -> list[tuple[float, float]]:
     """(loss, seconds) of each step. Runs on every process: this is all that a training loop needs."""
-    recipe, plan = mw.recipe(HERE / "recipe.yaml"), read_plan(plan_file)
+    recipe, plan = mw.recipe(HERE / "recipe.yaml"), Plan.read(plan_file)
     parallel = mw.parallelize(build(), plan, recipe=recipe)
     optimizer = optimizer_of(parallel.parameter_groups(), recipe)
     found = []
@@ -108,9 +109,7 @@ def main() -> int:
     say(*model_blocks(mw.model(HERE / "config.json"), 128))
     for problem in mw.check(plan_file, scope="runtime"):
         say(Lines("", (str(problem),), "warning"))
-    plan = read_plan(plan_file)
-    inputs = plan_inputs(plan, folder=HERE)
-    say(*estimate_blocks(inputs, mw.estimate(plan_file)))
+    say(*estimate_blocks(read_inputs(plan_file), mw.estimate(plan_file)))
     one = train_alone()
     with WorkerPool(PROCESSES) as pool:
         say(Lines("", ("measuring this machine, then training ...",)))

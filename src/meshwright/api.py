@@ -5,19 +5,26 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cluster.spec import Cluster
-from meshwright.errors import DocumentError
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spec import ModelSpec
-from meshwright.plan.resolve import plan_inputs, read_plan
-from meshwright.plan.rules import Inputs, Problem, Scope, check_plan
+from meshwright.plan.resolve import read_inputs
+from meshwright.plan.rules import Problem, Scope, check_plan
+from meshwright.plan.shorthand import uniform_plan
 from meshwright.plan.spec import Plan
+from meshwright.recipe.resolve import resolve_recipe
 from meshwright.recipe.spec import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from meshwright.cost.calibration import Calibration
     from meshwright.cost.estimate import Estimate
     from meshwright.runtime.parallel_model import ParallelModel
+
+__all__ = ["check", "cluster", "estimate", "model", "parallelize", "recipe", "uniform_plan"]
+
+_ClusterLike = str | Path | Cluster
+_RecipeLike = str | Path | Recipe | dict[str, Any]
 
 
 def model(what: Any) -> ModelSpec:
@@ -28,63 +35,69 @@ def model(what: Any) -> ModelSpec:
     return resolve_model(what)
 
 
-def cluster(what: str | Path | Cluster) -> Cluster:
+def cluster(what: _ClusterLike) -> Cluster:
     """A cluster from its shorthand (`4x8xh100`, `cpu:4`) or file. Raises UnknownNameError, DocumentError."""
     return resolve_cluster(what)
 
 
-def recipe(what: str | Path | Recipe | dict[str, Any] | None = None, **fields: Any) -> Recipe:
-    """A recipe from its file, or from its fields: `recipe(global_batch=512, sequence=8192)`. Raises DocumentError."""
-    if isinstance(what, Recipe):
-        return what
-    if isinstance(what, str | Path):
-        return Recipe.read(what)
-    return Recipe.from_data({"meshwright_recipe": 1} | (what or {}) | fields, "recipe")
+def recipe(what: _RecipeLike | None = None, **fields: Any) -> Recipe:
+    """A recipe from its file, or from its fields: `recipe(global_batch=512, sequence=8192)`.
 
-
-def uniform_plan(model: Any, cluster: str | Path | Cluster, recipe: Recipe | str | Path, **degrees: Any) -> Plan:
-    """A plan in which all layers have the same roles: `uniform_plan("llama-3.1-8b", "8xh100", recipe, tp=2, zero=1)`.
-
-    `degrees` are those of `meshwright.plan.shorthand.uniform_plan`. Raises PlanError with the nearest that works.
+    Fields beside a file take the place of the file's, each as a whole. Raises DocumentError.
     """
-    from meshwright.plan.shorthand import uniform_plan as make
-
-    asked = recipe if isinstance(recipe, Recipe) else Recipe.read(recipe)
-    return make(resolve_model(model), resolve_cluster(cluster), asked, **degrees)
+    return resolve_recipe(what, **fields)
 
 
-def check(plan: Plan | str | Path, *, scope: Scope = "meaning", **inputs: Any) -> list[Problem]:
+def check(
+    plan: Plan | str | Path,
+    *,
+    scope: Scope = "meaning",
+    model: Any = None,
+    cluster: _ClusterLike | None = None,
+    recipe: _RecipeLike | None = None,
+) -> list[Problem]:
     """What is wrong with a plan by the rules of a scope; empty where nothing is.
 
-    `inputs` are `model`, `cluster` and `recipe`, where they are not the ones that the plan names. Whether it fits in
+    `model`, `cluster` and `recipe` are given where they are not the ones that the plan names. Whether it fits in
     memory is `estimate`'s matter. Raises UnknownNameError, DocumentError.
     """
-    return check_plan(_inputs(plan, inputs), scope)
+    return check_plan(read_inputs(plan, model=model, cluster=cluster, recipe=recipe), scope)
 
 
-def estimate(plan: Plan | str | Path, **inputs: Any) -> "Estimate":
-    """The predicted time and memory of a plan. Raises PlanError where it has no meaning."""
+def estimate(
+    plan: Plan | str | Path,
+    *,
+    model: Any = None,
+    cluster: _ClusterLike | None = None,
+    recipe: _RecipeLike | None = None,
+    calibration: "str | Path | Calibration | None" = None,
+) -> "Estimate":
+    """The predicted time and memory of a plan, for what it names or what is given, with what devices reach by a
+    calibration (a file, or `ideal` for all of it); none: the public one. Raises PlanError where the plan has no
+    meaning, UnknownNameError, DocumentError.
+    """
+    from meshwright.cost.calibration import read_calibration
     from meshwright.cost.estimate import estimate_plan
 
-    return estimate_plan(_inputs(plan, inputs))
+    reached = read_calibration(calibration) if calibration is not None else None
+    return estimate_plan(read_inputs(plan, model=model, cluster=cluster, recipe=recipe), reached)
 
 
-def parallelize(module: "nn.Module", plan: Plan | str | Path, **inputs: Any) -> "ParallelModel":
+def parallelize(
+    module: "nn.Module",
+    plan: Plan | str | Path,
+    *,
+    model: Any = None,
+    cluster: _ClusterLike | None = None,
+    recipe: _RecipeLike | None = None,
+) -> "ParallelModel":
     """Make a module train under a plan, on the process group of torch.distributed. Needs the extra `train`.
 
     `module` holds the whole model, equal on every rank, and is changed in place: afterwards it holds this rank's part.
-    `inputs` are `model` (else `module.config` says what it is, else the plan), `cluster` and `recipe`. Raises PlanError
-    where the runtime cannot run the plan, or the module is not the plan's model.
+    Without `model`, `module.config` says what it is, or else the plan. Raises PlanError where the runtime cannot run
+    the plan, or the module is not the plan's model.
     """
     from meshwright.runtime.parallelize import parallelize as apply
 
-    known = getattr(module, "config", None)
-    return apply(module, _inputs(plan, ({"model": known} if known is not None else {}) | inputs))
-
-
-def _inputs(plan: Plan | str | Path, given: dict[str, Any]) -> Inputs:
-    if isinstance(plan, Plan):
-        return plan_inputs(plan, **given)
-    if not isinstance(plan, str | Path):
-        raise DocumentError(f"a {type(plan).__name__} is no plan: give a Plan or the path of one")
-    return plan_inputs(read_plan(plan), folder=Path(plan).parent, **given)
+    known = model if model is not None else getattr(module, "config", None)
+    return apply(module, read_inputs(plan, model=known, cluster=cluster, recipe=recipe))

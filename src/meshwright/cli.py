@@ -6,7 +6,6 @@ Each verb imports what it needs, so that every one starts quickly.
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -27,7 +26,9 @@ app = typer.Typer(
 
 _MODEL = "A known name, a ModelSpec file, or a config.json or its folder."
 _ZERO = "What dp, cp and ulysses shard: 1 optimizer states, 2 gradients too, 3 parameters too."
-_CLUSTER = "A shorthand (8xh100, 4x8xa100-80gb, cpu:4) or a file."
+_TIMELINE = "Write the simulated step here, for ui.perfetto.dev."
+_CALIBRATION = "What devices and links reach of their peaks; ideal: all of them."
+_CLUSTER = "A shorthand (8xh100, 4x8xa100-80gb:ib400, cpu:4, local) or a file."
 
 
 def _model_names(typed: str) -> list[str]:
@@ -55,6 +56,8 @@ ModelOption = Annotated[
 ClusterOption = Annotated[str | None, typer.Option("--cluster", metavar="SPEC", help=_CLUSTER)]
 RecipeOption = Annotated[str | None, typer.Option("--recipe", metavar="PATH", help="A recipe file.")]
 Whole = int | None
+_EXIT_CODES = {"fits": 0, "does-not-fit": 1, "bad": 2}
+"""What `check` ends with."""
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
@@ -106,6 +109,19 @@ def model(
     show(as_json, lambda: model_data(spec, seq), lambda: model_blocks(spec, seq))
 
 
+@app.command(short_help="List the models that are known by name.", epilog="Example: meshwright models qwen 7b")
+def models(
+    pattern: Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="Words of a name or family.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the models that are known by name, with parameters, layers and sources."""
+    from meshwright.report.models import models_blocks, models_data
+    from meshwright.report.screen import show
+
+    words = " ".join(pattern or [])
+    show(as_json, lambda: models_data(words), lambda: models_blocks(words))
+
+
 @app.command(short_help="Describe a cluster.", epilog="Example: meshwright cluster 4x8xa100-80gb")
 def cluster(
     what: Annotated[str, typer.Argument(metavar="SPEC", help=_CLUSTER)],
@@ -118,6 +134,19 @@ def cluster(
 
     found = resolve_cluster(what)
     show(as_json, lambda: cluster_data(found), lambda: cluster_blocks(found))
+
+
+@app.command(short_help="List the devices and links that are known.", epilog="Example: meshwright clusters h100")
+def clusters(
+    pattern: Annotated[list[str] | None, typer.Argument(metavar="[WORD]...", help="Words of a name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the devices and links that are known by name, with memory, peaks, usual nodes, prices and sources."""
+    from meshwright.report.clusters import clusters_blocks, clusters_data
+    from meshwright.report.screen import show
+
+    words = " ".join(pattern or [])
+    show(as_json, lambda: clusters_data(words), lambda: clusters_blocks(words))
 
 
 @app.command(short_help="Predict the time and memory of a plan.", epilog=_ESTIMATE_EXAMPLES)
@@ -145,16 +174,23 @@ def estimate(
     virtual: Annotated[Whole, _number("--virtual", "Stages on each pipeline rank, interleaved.")] = None,
     schedule: Annotated[Schedule | None, typer.Option(help="The pipeline's schedule.")] = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="PATH", help="Write the plan here.")] = None,
+    timeline: Annotated[str | None, typer.Option("--timeline", metavar="PATH", help=_TIMELINE)] = None,
+    calibration: Annotated[str | None, typer.Option("--calibration", metavar="PATH|ideal", help=_CALIBRATION)] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the time and memory of a plan, or of the uniform plan that the options describe."""
+    from meshwright.cost.calibration import read_calibration
     from meshwright.cost.estimate import estimate_plan
-    from meshwright.plan.request import Named, requested
     from meshwright.report.estimate import estimate_blocks, estimate_data
     from meshwright.report.screen import show
+    from meshwright.request import Named, requested
 
     inputs = requested(plan, Named(model, cluster, recipe), context.params, output)
-    found = estimate_plan(inputs)
+    found = estimate_plan(inputs, read_calibration(calibration) if calibration else None)
+    if timeline:
+        from meshwright.report.timeline import trace, write_trace
+
+        write_trace(timeline, trace(found))
     show(as_json, lambda: estimate_data(inputs, found), lambda: estimate_blocks(inputs, found))
 
 
@@ -170,15 +206,13 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Say whether a plan is sound and fits in memory. Exit code 0: yes; 1: it does not fit; 2: it is bad."""
-    from meshwright.plan.resolve import plan_inputs, read_plan
-    from meshwright.report.check import EXIT_CODES, check_blocks, check_data, judge
+    from meshwright.plan.resolve import read_inputs
+    from meshwright.report.check import check_blocks, check_data, judge
     from meshwright.report.screen import show
 
-    folder = Path(plan).parent
-    inputs = plan_inputs(read_plan(plan), model=model, cluster=cluster, recipe=recipe, folder=folder)
-    verdict = judge(inputs, scope)
+    verdict = judge(read_inputs(plan, model=model, cluster=cluster, recipe=recipe), scope)
     show(as_json, lambda: check_data(verdict, groups), lambda: check_blocks(verdict, groups))
-    raise typer.Exit(EXIT_CODES[verdict.judgement])
+    raise typer.Exit(_EXIT_CODES[verdict.judgement])
 
 
 @app.command(short_help="Say what differs between two plans.", epilog="Example: meshwright diff old.yaml new.yaml")
@@ -189,11 +223,11 @@ def diff(
 ) -> None:
     """Say what differs between two plans, in a plan's terms. Exit code 0: nothing; 1: something; 2: an error."""
     from meshwright.plan.diff import diff_plans
-    from meshwright.plan.resolve import read_plan
+    from meshwright.plan.spec import Plan
     from meshwright.report.changes import changes_blocks, changes_data
     from meshwright.report.screen import show
 
-    changes = diff_plans(read_plan(before), read_plan(after))
+    changes = diff_plans(Plan.read(before), Plan.read(after))
     show(as_json, lambda: changes_data(changes), lambda: changes_blocks(changes))
     raise typer.Exit(1 if changes else 0)
 

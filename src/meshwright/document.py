@@ -46,7 +46,9 @@ class Document(Record):
     noun: ClassVar[str] = "document"
 
     provenance: ClassVar[frozenset[str]] = frozenset()
-    """Keys that say what a thing is called and where its facts come from, which a fingerprint does not see."""
+    """Fields of its records that say where a fact comes from. A fingerprint sees neither them nor the document's name;
+    it sees every name that a user chose, a stream called 'source' too.
+    """
 
     @cached_property
     def fingerprint(self) -> str:
@@ -57,9 +59,11 @@ class Document(Record):
     def content(self) -> dict[str, Any]:
         """What the fingerprint covers, as plain data; mappings count without their order."""
         data = self.model_dump(mode="json")
-        if self.provenance:
-            data.pop("name", None)
-        return {key: _without(value, self.provenance) for key, value in data.items() if key not in self.provenance}
+        if not self.provenance:
+            return data
+        data.pop("name", None)
+        content: dict[str, Any] = _without(data, self, self.provenance)
+        return content
 
     def to_yaml(self) -> str:
         """The document as YAML, defaults left out; `parse` gives an equal one back."""
@@ -115,13 +119,17 @@ class Document(Record):
         return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema | {"required": required}
 
 
-def _without(data: Any, keys: frozenset[str]) -> Any:
-    """Plain data without some keys, at every depth."""
-    if not keys:
-        return data
-    if isinstance(data, dict):
-        return {key: _without(value, keys) for key, value in data.items() if key not in keys}
-    return [_without(value, keys) for value in data] if isinstance(data, list) else data
+def _without(data: Any, of: Any, fields: frozenset[str]) -> Any:
+    """The plain data `of` records, without some of their fields at every depth; keys that a user chose all stay."""
+    if isinstance(of, Record):
+        return {key: _without(value, getattr(of, key), fields) for key, value in data.items() if key not in fields}
+    if isinstance(data, dict) and isinstance(of, dict):
+        return {
+            key: _without(value, inside, fields) for (key, value), inside in zip(data.items(), of.values(), strict=True)
+        }
+    if isinstance(data, list) and isinstance(of, list | tuple):
+        return [_without(value, inside, fields) for value, inside in zip(data, of, strict=True)]
+    return data
 
 
 def _other_kind(data: dict[Any, Any]) -> str:

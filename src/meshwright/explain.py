@@ -77,19 +77,21 @@ def _telling(found: list[_Fault]) -> Iterator[_Fault]:
     """The errors without those that only follow from another, or speak of a kind that the value plainly is not."""
     hopeless = {(fault.union, fault.kind) for fault in found if fault.wrong_kind}
     kinds: dict[Place | None, set[str | None]] = {}
+    wanted: dict[Place | None, dict[str, None]] = {}
+    around: set[Place] = set()
     for fault in found:
         kinds.setdefault(fault.union, set()).add(fault.kind)
+        around.update(fault.place[:depth] for depth in range(len(fault.place)))
+        if fault.wrong_kind:
+            wanted.setdefault(fault.union, {})[_want(fault.detail)] = None
     for fault in found:
         rivals = kinds[fault.union] if fault.union is not None else {fault.kind}
         beaten = (fault.union, fault.kind) in hopeless and any((fault.union, kind) not in hopeless for kind in rivals)
-        inside = any(other.place[: len(fault.place)] == fault.place != other.place for other in found)
-        if beaten or (inside and fault.detail["type"] == "too_short"):
+        if beaten or (fault.place in around and fault.detail["type"] == "too_short"):
             continue
         if fault.wrong_kind and len(rivals) > 1:
-            wanted = dict.fromkeys(
-                _want(other.detail) for other in found if other.union == fault.union and other.wrong_kind
-            )
-            yield fault._replace(detail=fault.detail | {"type": "wrong_kind", "ctx": {"wanted": " or ".join(wanted)}})
+            words = " or ".join(wanted[fault.union])
+            yield fault._replace(detail=fault.detail | {"type": "wrong_kind", "ctx": {"wanted": words}})
         else:
             yield fault
 

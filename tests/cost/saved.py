@@ -64,7 +64,9 @@ def measured(
         for layer in layers:
             if layer.index is not None:
                 _recompute(module.get_submodule(layer.modules[0]))
-    batch = {name: one.to(dtype) if one.is_floating_point() else one for name, one in sample.batch(sample.config).items()}
+    batch = {
+        name: one.to(dtype) if one.is_floating_point() else one for name, one in sample.batch(sample.config).items()
+    }
     with torch.autograd.graph.saved_tensors_hooks(pack(kept) if pack else kept.pack, lambda tensor: tensor):
         module(**batch)
     return kept.bytes

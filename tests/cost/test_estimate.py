@@ -160,6 +160,16 @@ def test_ranks_on_half_as_many_cores_compute_for_twice_as_long() -> None:
     assert shared.parts["state"] == pytest.approx(own.parts["state"])
 
 
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "devices"),
+    [("cpu:4", 4, 4), ("cpu:4/2", 4, 2), ("cpu:4/2", 2, 2), ("cpu:4/3", 2, 2), ("cpu:4/1", 4, 1)],
+)
+def test_ranks_that_share_cores_have_no_more_peak_than_the_cores(cluster: str, ranks: int, devices: int) -> None:
+    fp32 = {"precision": {"compute": "fp32"}}
+    given_inputs = small(cluster, {"all": "dp"}, mesh={"all": ranks}, recipe=fp32)
+    assert peak_flops(Placement(given_inputs)) == devices * given_inputs.cluster.device_of(0).peak["fp32"]
+
+
 def test_the_parts_of_the_busiest_stage_add_up_to_the_step() -> None:
     found = estimate_plan(small(pp=2, recompute="full", roles={"dp": "dp/zero1", "tp": "tp+sp"}))
     assert sum(found.parts.values()) == pytest.approx(found.step_time_s)

@@ -16,6 +16,7 @@ from meshwright.model.operators import (
     MatMul,
     Operator,
     Router,
+    Scan,
     Work,
 )
 from tests.cost.build import QUICK
@@ -29,6 +30,9 @@ OPERATORS: list[Operator] = [
     Experts(count=4, top_k=2, hidden=8, ffn=24, gated=False),
     Convolution(inputs=6, outputs=8, kernel=(3, 3), groups=2),
     Convolution(inputs=6, outputs=8, kernel=(2,), input_positions=3, transposed=True),
+    Convolution(inputs=6, outputs=6, kernel=(4,), groups=6, surplus=3),
+    Scan(width=8, state=4),
+    Scan(width=8, heads=3, state=4, chunk=4),
     Add(width=8),
 ]
 

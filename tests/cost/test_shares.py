@@ -18,6 +18,7 @@ from meshwright.model.operators import (
     Norm,
     Operator,
     Router,
+    Scan,
     Work,
 )
 from meshwright.model.resolve import resolve_model
@@ -191,12 +192,22 @@ def test_experts_are_spread_and_cut() -> None:
     assert router.operator.parameters() == 64 * 8
 
 
+@pytest.mark.parametrize("name", ["mamba-130m", "mamba-codestral-7b"])
+def test_a_mixers_channels_are_cut_and_its_ends_are_whole(name: str) -> None:
+    """Two ranks hold a half each of all but the norm before."""
+    whole, halves = (shares(resolve_model(name), Ways(tensor=ways)) for ways in (1, 2))
+    norm, *numbers = (share.operator.parameters() for share in whole)
+    assert [share.operator.parameters() for share in halves] == [norm, *(number / 2 for number in numbers)]
+    assert flops(halves) == flops(whole) / 2
+
+
 @pytest.mark.parametrize(
     ("operator", "numbers"),
     [
         (Linear(inputs=8, outputs=3), 30),
         (Norm(kind="rms", width=8), 80),
         (Norm(kind="rms", width=8, heads=3), 240),
+        (Scan(width=8, state=4, heads=3), 240),
         (Norm(kind="batch", width=8), 80),
         (Attention(heads=2, kv_heads=1, head_dim=4, value_dim=3), 60),
         (Dropout(width=2, probability=0.1, of="attention"), 100),

@@ -9,6 +9,7 @@ from meshwright.cost.volumes import Collective, step_collectives
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs
+from meshwright.plan.spec import Plan
 from tests.cost.build import gpt2, inputs, llama
 from tests.plan.models import mixture
 
@@ -235,6 +236,46 @@ def test_copies_of_a_tied_parameter_add_their_gradients_up() -> None:
     assert [(one.kind, one.ranks, one.bytes, one.count) for one in tied] == [
         ("all_reduce", (0, 2), 4 * 128 * 64 / 2, 1)
     ]
+
+
+TABLE = 4 * 128 * 64
+"""Bytes of the gradient of the small GPT-2's table of words."""
+
+
+def with_ends(first: dict[str, str], last: dict[str, str], meshes: list[dict[str, int]]) -> Inputs:
+    """The small GPT-2 on two groups, each with its own mesh and roles."""
+    given = plan({"all": "tp"}, {"all": 4}, model=gpt2(), pp=2)
+    data = {"meshwright_plan": 1} | given.plan.as_data()
+    for name, mesh in zip(data["groups"], meshes, strict=True):
+        data["groups"][name]["mesh"] = mesh
+    for stage, roles in zip(data["stages"], (first, last), strict=True):
+        stage["layers"] = [row | {"roles": roles} for row in stage["layers"]]
+    return given._replace(plan=Plan.from_data(data))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "meshes", "size"),
+    [
+        pytest.param({"x": "tp"}, {"x": "tp"}, [{"x": 4}, {"x": 4}], TABLE / 4, id="cut alike: a slice each"),
+        pytest.param({"x": "tp"}, {"y": "tp"}, [{"x": 4}, {"y": 4}], TABLE / 4, id="by whatever name"),
+        pytest.param({"x": "dp"}, {"x": "tp"}, [{"x": 4}, {"x": 4}], TABLE, id="whole beside cut, on equal meshes"),
+        pytest.param(
+            {"x": "dp", "y": "tp"},
+            {"x": "dp", "y": "tp"},
+            [{"x": 2, "y": 2}, {"y": 2, "x": 2}],
+            TABLE,
+            id="halves that lie otherwise",
+        ),
+        pytest.param({"x": "dp/zero3"}, {"x": "dp/zero3"}, [{"x": 4}, {"x": 4}], TABLE / 4, id="a shard each"),
+        pytest.param({"x": "dp"}, {"x": "dp/zero3"}, [{"x": 4}, {"x": 4}], TABLE, id="a shard beside the whole"),
+        pytest.param({"x": "dp/zero3"}, {"x": "dp"}, [{"x": 4}, {"x": 4}], TABLE, id="the whole beside a shard"),
+    ],
+)
+def test_copies_of_a_tied_parameter_meet_as_slices_only_where_all_are_cut_alike(
+    first: dict[str, str], last: dict[str, str], meshes: list[dict[str, int]], size: float
+) -> None:
+    tied = [one for one in step_collectives(with_ends(first, last, meshes)) if one.purpose == "tied"]
+    assert [(one.bytes, one.groups) for one in tied] == [(size, ("g0", "g1"))]
 
 
 def test_a_tied_parameter_on_one_group_is_reduced_once() -> None:

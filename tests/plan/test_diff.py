@@ -135,7 +135,7 @@ def respelled(draw: st.DrawFn) -> tuple[Plan, Plan]:
     """A plan, and the same one with other names of groups and every layer in a row of its own."""
     plan = draw(valid_plans()).plan
     data = {"meshwright_plan": 1} | plan.as_data()
-    renamed = {name: f"group {place}" for place, name in enumerate(draw(st.permutations(list(data["groups"]))))}
+    renamed = {name: f"group_{place}" for place, name in enumerate(draw(st.permutations(list(data["groups"]))))}
     data["groups"] = {renamed[name]: group for name, group in data["groups"].items()}
     data["stages"] = [
         {

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshwright.errors import PlanError
+from meshwright.errors import DocumentError, PlanError
+from meshwright.model.spec import ModelSpec
 from meshwright.plan.groups import (
     axis_groups,
     coordinates,
@@ -21,6 +22,7 @@ from meshwright.plan.groups import (
 )
 from meshwright.plan.rules import Inputs
 from meshwright.plan.spec import Group, Plan, Role, Row
+from tests.plan.models import listener
 from tests.plan.rule_cases import PIPELINE, edited, inputs_of
 from tests.plan.strategies import valid_plans
 
@@ -159,6 +161,58 @@ def test_a_pipeline_has_the_groups_of_its_roles_and_passes_on_place_by_place() -
         "pipeline": across,
         "tied": across,
     }
+
+
+def spread_listener(*, last: int = 2) -> tuple[Plan, ModelSpec]:
+    """An encoder on one group, and its decoder over two; the last of them has so many devices."""
+    model, groups = listener(), {"a": "0-1", "b": "2-3", "c": f"4-{3 + last}"}
+    roles = {"x": "dp"}
+    layers = {"a": ["frames", "encoder.0-1"], "b": ["embed", "decoder.0"], "c": ["decoder.1"]}
+    data = {
+        "meshwright_plan": 1,
+        "model": {"name": model.name},
+        "cluster": {"name": "8xh100"},
+        "recipe": {"global_batch": 8, "sequence": {"tokens": 16}},
+        "micro_batches": 2,
+        "groups": {
+            name: {"devices": devices, "mesh": {"x": last if name == "c" else 2}} for name, devices in groups.items()
+        },
+        "stages": [
+            {"on": name, "layers": [{"span": span, "roles": roles} for span in spans]} for name, spans in layers.items()
+        ],
+    }
+    return Plan.from_data(data), model
+
+
+def pipelines(plan: Plan, model: ModelSpec) -> dict[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """The lists of ranks that pass activations on, with the layers where they are noted."""
+    reads = {layer.name: layer.reads for layer in model.layers}
+    return {one.ranks: one.used_by for one in process_groups(plan, reads=reads) if one.purpose == "pipeline"}
+
+
+def test_what_an_encoder_puts_out_goes_to_every_stage_that_reads_it() -> None:
+    """decoder.1 on c reads encoder.1 on a, which is no neighbour."""
+    assert pipelines(*spread_listener(last=4)) == {
+        ((0, 2), (1, 3)): ("embed",),
+        ((0, 4, 5), (1, 6, 7)): ("decoder.1",),
+        ((2, 4, 5), (3, 6, 7)): ("decoder.1",),
+    }
+
+
+def test_where_all_cut_alike_one_list_has_all_stages_of_a_place() -> None:
+    assert pipelines(*spread_listener()) == {((0, 2, 4), (1, 3, 5)): ("frames",)}
+
+
+def test_stages_that_do_not_read_each_other_pass_nothing_on() -> None:
+    plan, model = spread_listener(last=4)
+    reads = {layer.name: layer.reads for layer in model.layers} | {"decoder.1": ("encoder.1",)}
+    found = {one.ranks for one in process_groups(plan, reads=reads) if one.purpose == "pipeline"}
+    assert found == {((0, 2), (1, 3)), ((0, 4, 5), (1, 6, 7))}
+
+
+def test_a_groups_name_is_a_word() -> None:
+    with pytest.raises(DocumentError, match=r"a > b: must be lower-case letters, digits and _, with a letter first"):
+        inputs_of(edited(PIPELINE, {"plan/groups/a > b": {"devices": "8", "mesh": {"dp": 1}}}))
 
 
 def test_states_on_some_axes_leave_replicas_over_the_others() -> None:

@@ -3,7 +3,10 @@
 import pytest
 
 from meshwright.cluster.shorthand import parse_cluster
-from meshwright.plan.rules import check_plan
+from meshwright.model.hf_config import FAMILIES
+from meshwright.plan.rules import RULES, check_plan
+from meshwright.plan.rules_runtime import PROVEN, PROVEN_SPLITS
+from meshwright.plan.spec import SPLITS
 from tests.plan.models import data_of, gpt2, llama, resnet
 from tests.plan.rule_cases import DELETE, PIPELINE, Case, edited, hold, inputs_of
 
@@ -23,6 +26,7 @@ RUNS = edited(
     },
 )
 """A plan that the runtime runs: unlike neighbours on one mesh of four CPU processes."""
+RULE = {rule.name: rule for rule in RULES}
 NOT_RUN = "the runtime does not run '{}' yet"
 
 CASES = [
@@ -179,6 +183,22 @@ CASES = [
         {"recipe/loss/chunks": 1},
     ),
     Case(
+        "runtime-kernels",
+        {"plan/execution": {"kernels": "megatron-flash"}},
+        "execution.kernels",
+        "kernels 'megatron-flash' have no effect in the runtime, which runs the module as it is",
+        "write 'hf-sdpa', and the estimate is of what runs",
+        {"plan/execution/kernels": "hf-sdpa"},
+    ),
+    Case(
+        "runtime-prefetch",
+        {"plan/execution": {"prefetch": 0}},
+        "execution.prefetch",
+        "prefetch 0 has no effect in the runtime: FSDP2 gathers one layer ahead by itself",
+        "write 'prefetch: 1'",
+        {"plan/execution/prefetch": 1},
+    ),
+    Case(
         "runtime-one-dtype",
         {"recipe/precision": {"compute": "fp64", "reduce": "fp32", "master": "fp32"}},
         "recipe.precision",
@@ -212,6 +232,21 @@ def test_the_rule_says_so_and_its_fix_mends(case: Case) -> None:
 
 def test_the_runtime_runs_the_plan_that_the_cases_break() -> None:
     assert check_plan(inputs_of(RUNS), "runtime") == []
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in PROVEN["model.family"]] + ["hers"])
+def test_a_family_that_is_not_proven_is_refused_whatever_its_layers(family: str) -> None:
+    problems = check_plan(inputs_of(edited(RUNS, {"model/family": family})), "runtime")
+    assert [(problem.rule, problem.fix) for problem in problems] == [
+        ("runtime-family", "take a model of the family llama or gpt2")
+    ]
+    assert f"'family: {family}'" in problems[0].message
+
+
+@pytest.mark.parametrize("split", [split for split in SPLITS if split not in PROVEN_SPLITS])
+def test_every_split_that_is_not_proven_is_refused(split: str) -> None:
+    problems = list(RULE["runtime-split"].problems(inputs_of(edited(RUNS, {"plan/stages/0/layers/0/roles/dp": split}))))
+    assert [problem.message for problem in problems] == [NOT_RUN.format(split)]
 
 
 def test_one_device_may_drop_attention() -> None:

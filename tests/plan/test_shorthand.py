@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from meshwright.cluster.shorthand import parse_cluster
 from meshwright.errors import PlanError
+from meshwright.model.resolve import resolve_model
 from meshwright.plan.groups import process_groups
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.shorthand import uniform_plan
@@ -162,7 +163,7 @@ def test_pp_before_dp_is_the_order_of_megatrons_other_mapping() -> None:
 
 
 def test_one_device_is_a_mesh_of_one() -> None:
-    plan = uniform(cluster="cpu:1", recipe=Recipe(global_batch=4, sequence=8), zero=3)
+    plan = uniform(cluster="cpu:1", recipe=Recipe(global_batch=4, sequence=8))
     assert plan.as_data()["groups"] == {"a": {"devices": "0", "mesh": {"dp": 1}}}
     assert {str(row.roles["dp"]) for row in plan.stages[0].layers} == {"dp"}
 
@@ -199,10 +200,37 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "dp": ({"tp": 2, "dp": 8}, "tp 2 x dp 8 = 16 is more than the 8 devices of '8xh100'; take dp 4", {"dp": 4}),
     "none": ({"tp": 0}, "tp counts ranks, from 1 on (got 0)", {"tp": 1}),
     "no dp": ({"dp": 0}, "dp counts ranks, from 1 on (got 0)", {"dp": 1}),
-    "too many stages": (
-        {"pp": 8, "virtual": 2},
-        "8 layers do not fill 16 stages; take at most 8 (pp x virtual)",
-        {"pp": 4},
+    "too many stages": ({"pp": 8, "virtual": 2}, "8 layers do not fill 16 stages; take pp 4", {"pp": 4}),
+    "too many stages for a V": ({"pp": 8, "schedule": "zbv"}, "8 layers do not fill 16 stages; take pp 4", {"pp": 4}),
+    "too many stages and devices that do not divide": (
+        {"cluster": "5x8xh100", "pp": 12},
+        "pp 12 does not divide the 40 devices of '5x8xh100'; take pp 8",
+        {"pp": 8, "recipe": Recipe(global_batch=40, sequence=96)},
+    ),
+    "more layers than divide": (
+        {"cluster": "5x8xh100", "pp": 10},
+        "8 layers do not fill 10 stages; take pp 8",
+        {"pp": 8, "recipe": Recipe(global_batch=40, sequence=96)},
+    ),
+    "few stages on many groups": (
+        {"pp": 2, "virtual": 16},
+        "8 layers do not fill 32 stages; take at most 8 (pp x virtual)",
+        {"virtual": 4},
+    ),
+    "heads that would not divide next": (
+        {"cluster": "5x8xh100", "tp": 6},
+        "tp 6 does not divide the 40 devices of '5x8xh100'; take tp 4",
+        {"tp": 4, "recipe": Recipe(global_batch=40, sequence=96)},
+    ),
+    "nothing to shard": (
+        {"tp": 8, "zero": 3},
+        "zero3 shards over dp, cp and ulysses, and each of them is 1; take zero 0, or fewer ways of tp or pp",
+        {"tp": 4},
+    ),
+    "nobody to shard over": (
+        {"cluster": "1xh100", "zero": 1},
+        "zero1 shards over dp, cp and ulysses, and each of them is 1; take zero 0",
+        {"zero": 0},
     ),
     "heads": (
         {"cluster": "5xh100", "tp": 5},
@@ -293,6 +321,18 @@ def test_what_is_impossible_is_said_with_the_nearest_that_works(
         uniform(**asked)
     assert str(caught.value).startswith(message)
     uniform(**(asked | mended))
+
+
+def test_experts_alone_may_be_sharded() -> None:
+    plan = uniform(MOE, tp=8, etp=1, ep=4, sp=True, zero=3)
+    states = {(row.part, role.state) for row in plan.stages[0].layers for role in row.roles.values()}
+    assert states == {(None, None), ("experts", None), ("experts", "zero3")}
+
+
+def test_what_a_plan_is_for_may_be_named_instead_of_made() -> None:
+    named = uniform_plan("gpt2", "8xh100", {"global_batch": 64, "sequence": 96}, tp=2)
+    recipe = Recipe(global_batch=64, sequence=96)
+    assert named == uniform_plan(resolve_model("gpt2"), parse_cluster("8xh100"), recipe, tp=2)
 
 
 GRID = list(itertools.product([1, 2, 3, 4], [1, 2, 4], [1, 2], [1, 2], [0, 1, 2, 3], [False, True]))

@@ -6,7 +6,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.cost.volumes import step_collectives
-from meshwright.plan.resolve import plan_inputs
+from meshwright.plan.resolve import read_inputs
 from meshwright.train.launch import WorkerPool
 from tests.parity.cases import every
 from tests.parity.harness import CLIP, Case, batches, build, plan_of, recipe_of
@@ -28,7 +28,7 @@ def _counted(case: Case) -> Counts:
 
 def _predicted(case: Case) -> Counts:
     module = build(case)
-    inputs = plan_inputs(plan_of(case, module), model=module.config, recipe=recipe_of(case))
+    inputs = read_inputs(plan_of(case, module), model=module.config, recipe=recipe_of(case))
     counts: Counts = Counter()
     for collective in step_collectives(inputs):
         counts[collective.kind, round(collective.bytes)] += collective.count

@@ -1,5 +1,7 @@
 """What `parallelize` refuses, and what it leaves behind."""
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +16,12 @@ from meshwright.runtime.owners import _PIECE, _checksum
 from meshwright.train.launch import WorkerPool
 from tests.parity.cases import FLAT, MIXED, ROLES, uniform
 from tests.parity.harness import Case, batches, build, plan_of, recipe_of, relative
+from tests.runtime.counting import CountCollectives
 
 
 def _refused(case: Case, change: str) -> str:
     module = build(case)
     plan = plan_of(case, module)
-    if change == "world":
-        plan = plan.model_copy(update={"groups": {"all": plan.groups["all"].model_copy(update={"devices": (0, 1)})}})
     if change == "module":
         module.get_submodule("model").register_parameter("extra", nn.Parameter(torch.zeros(3)))
     if change == "meta":
@@ -54,6 +55,12 @@ def _refused(case: Case, change: str) -> str:
             "parameter 'model.embed_tokens.weight' is torch.float32, and the recipe computes in fp64",
         ),
         (Case(uniform(all="tp"), {"all": 4}, execution={"kernels": "hf-eager"}, micro_batches=3), "", "micro"),
+        (Case(uniform(all="dp"), {"all": 2}), "", "the plan is for 2 processes, but 4 run; start 2, or plan for 4"),
+        (
+            Case(uniform(all="dp/zero3"), {"all": 8}, micro_batches=1),
+            "",
+            "the plan is for 8 processes, but 4 run; start 8, or",
+        ),
         (Case(uniform(all="cp"), FLAT), "", "cp"),
         (Case(uniform(all="dp/zero2"), FLAT), "", "zero2"),
     ],
@@ -65,12 +72,118 @@ def _refused(case: Case, change: str) -> str:
         "no values",
         "other dtype",
         "uneven micro-batches",
+        "world too large",
+        "world too small",
         "unproven split",
         "unproven state",
     ],
 )
 def test_what_cannot_run_is_refused_with_the_reason(pool: WorkerPool, case: Case, change: str, said: str) -> None:
     assert all(said in message for message in pool.run(_refused, case, change))
+
+
+def test_a_program_that_formed_no_group_is_told_how() -> None:
+    module = build(ROLES["dp"])
+    with pytest.raises(PlanError, match="has no process group yet: start the program with torchrun"):
+        mw.parallelize(module, plan_of(ROLES["dp"], module), recipe=recipe_of(ROLES["dp"]))
+
+
+def _odd_one_out(change: str) -> str:
+    """What every rank hears where the module of rank 2 alone is another."""
+    case = ROLES["dp"]
+    module = build(case)
+    plan = plan_of(case, module)
+    if dist.get_rank() == 2 and change == "extra":
+        module.get_submodule("model").register_parameter("extra", nn.Parameter(torch.zeros(3)))
+    if dist.get_rank() == 2 and change == "dtype":
+        module = module.float()
+    if dist.get_rank() == 2 and change == "plan":
+        plan = plan_of(Case(uniform(all="cp"), FLAT), module)
+    try:
+        mw.parallelize(module, plan, recipe=recipe_of(case))
+    except PlanError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("extra", "on rank 2: parameter 'model.extra' belongs to no layer of model"),
+        ("dtype", "on rank 2: parameter 'model.embed_tokens.weight' is torch.float32"),
+        ("plan", "on rank 2: the runtime cannot run this plan:\nstages.0.layers.0 (embed)"),
+    ],
+)
+def test_what_one_rank_alone_finds_wrong_every_rank_hears(pool: WorkerPool, change: str, said: str) -> None:
+    told = pool.run(_odd_one_out, change, timeout=20.0)
+    assert len(set(told)) == 1
+    assert told[0].startswith(said)
+
+
+def _by_every_name(case: Case) -> tuple[bool, str]:
+    """Whether a tied parameter and its gradient are the same by both names; and what is said of a name that is none."""
+    parallel = mw.parallelize(module := build(case), plan_of(case, module), recipe=recipe_of(case))
+    parallel.forward_backward(batches(case)[0])
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    pairs = [[ask(name) for name in names] for ask in (parallel.full_parameter, parallel.full_gradient)]
+    try:
+        parallel.full_parameter("lm_haed.weight")
+    except PlanError as error:
+        return all(torch.equal(*pair) and bool(pair[0].any()) for pair in pairs), str(error)
+    return False, "accepted"
+
+
+@pytest.mark.parametrize("name", ["dp", "zero3 and tp"])
+def test_a_tied_parameter_answers_to_every_name(pool: WorkerPool, name: str) -> None:
+    said = "the module has no parameter 'lm_haed.weight'; did you mean 'lm_head.weight'?"
+    assert pool.run(_by_every_name, replace(ROLES[name], tied=True)) == [(True, said)] * 4
+
+
+def _gathered_before_layers(case: Case) -> list[int]:
+    """All-gathers that were started before the insides of each decoder layer ran, in the second step's forward."""
+    module = build(case)
+    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    first, second, _ = batches(case)
+    parallel.forward_backward(first)
+    counting, seen = CountCollectives(), []
+
+    def note(*_: Any) -> None:
+        seen.append(sum(times for (kind, _), times in counting.counts.items() if kind == "all_gather"))
+
+    for layer in module.get_submodule("model.layers").children():
+        layer.self_attn.register_forward_pre_hook(note)
+    with counting:
+        parallel.forward_backward(second)
+    return seen[:4]
+
+
+@pytest.mark.parametrize(("ahead", "counts"), [(0, [2, 3, 4, 5]), (1, [3, 4, 5, 6]), (2, [4, 5, 6, 6])])
+def test_prefetch_gathers_so_many_layers_ahead(pool: WorkerPool, ahead: int, counts: list[int]) -> None:
+    """Of the embedding, four layers and the head."""
+    case = replace(ROLES["zero3"], execution={"prefetch": ahead})
+    assert pool.run(_gathered_before_layers, case) == [counts] * 4
+
+
+def _logged(case: Case) -> list[str]:
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("meshwright.runtime.parallelize")
+    logger.addHandler(handler)
+    try:
+        mw.parallelize(module := build(case), plan_of(case, module), recipe=recipe_of(case))
+    finally:
+        logger.removeHandler(handler)
+    return heard
+
+
+def test_what_has_no_effect_is_said_by_one_rank(pool: WorkerPool) -> None:
+    first, *others = pool.run(_logged, replace(ROLES["dp"], execution={"kernels": "megatron-flash"}))
+    assert [line for line in first if "kernels" in line] == [
+        "execution.kernels: kernels 'megatron-flash' have no effect in the runtime, which runs the module as it is; "
+        "write 'hf-sdpa', and the estimate is of what runs [runtime-kernels]"
+    ]
+    assert others == [[]] * 3
 
 
 def _state(case: Case) -> tuple[int, int, dict[str, tuple[int, ...]]]:

@@ -412,6 +412,60 @@ def test_workers_ignore_ctrl_c_themselves(pool: WorkerPool) -> None:
     assert pool.run(ignores_interrupts) == [True] * 4
 
 
+FAMILY = """
+import os, signal, subprocess, sys, time
+from meshwright.train.launch import WorkerPool, emit
+
+def start_a_child():
+    emit((os.getpid(), subprocess.Popen(["sleep", "300"]).pid))
+    time.sleep(300)
+
+def show(rank, pids):
+    print(*pids, flush=True)
+
+if __name__ == "__main__":
+    WorkerPool(2).run(start_a_child, on_message=show, timeout=None)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_program_that_is_killed_leaves_no_worker_no_child_of_one_and_no_file(
+    how: signal.Signals, tmp_path: Path
+) -> None:
+    script, scratch = tmp_path / "family.py", tmp_path / "scratch"
+    script.write_text(FAMILY)
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for _ in range(2) for pid in parent.stdout.readline().split()]
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        before = running(pids), list(scratch.iterdir())
+        parent.send_signal(how)
+    gone = until(lambda: not running([*pids, *map(int, children)]))
+    for pid in running(pids):
+        os.kill(pid, signal.SIGKILL)
+    assert len(pids) == len(before[0]) == 4
+    assert len(before[1]) == 1
+    assert gone
+    assert list(scratch.iterdir()) == []
+
+
+def sleep_in_a_session_of_its_own() -> None:
+    os.setsid()
+    emit(os.getpid())
+    time.sleep(60)
+
+
+def test_a_worker_that_left_the_group_is_killed_too(pool: WorkerPool) -> None:
+    pids: list[int] = []
+    with pytest.raises(WorkerTimeout):
+        pool.run(sleep_in_a_session_of_its_own, timeout=0.5, on_message=lambda rank, pid: pids.append(pid))
+    assert len(pids) == 4
+    assert alive(pids) == []
+
+
 def be_a_parent(pipe: Connection) -> None:
     workers = WorkerPool(2)
     workers.run(emit_pid_and_hang, on_message=lambda rank, pid: pipe.send(pid), timeout=None)

@@ -90,3 +90,10 @@ IDEAL = Calibration(name="ideal", source="no losses: the plain roofline and publ
 def public_calibration() -> Calibration:
     """The constants that are used where no others are given."""
     return Calibration.read(PUBLIC)
+
+
+def read_calibration(what: "str | Path | Calibration") -> Calibration:
+    """A calibration from its file; `ideal` is the plain roofline. Raises DocumentError."""
+    if isinstance(what, Calibration):
+        return what
+    return IDEAL if what == "ideal" else Calibration.read(what)

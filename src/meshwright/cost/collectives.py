@@ -135,8 +135,8 @@ class Network:
             if sender[1] != receiver[1]:
                 leaving[sender[1]] += 1
                 link = min(link, self.cluster.route((sender[0], receiver[0]), one_way=True).link.bandwidth)
-        own = out.cards / out.unit
-        return link * min(min(max(1.0, own), own * members[unit] / count) for unit, count in leaving.items())
+        shares = (out.cards / out.unit * members[unit] / count for unit, count in leaving.items())
+        return link * min(out.nearest, *shares)
 
     def crossing(self, pairs: Sequence[tuple[int, int]]) -> Way:
         """What the busiest device gets of the way between two groups, of which each first sends to each second at the
@@ -149,11 +149,11 @@ class Network:
         busiest = max(max(Counter(side).values()) for side in sides)
         worst = Way(math.inf, 0.0)
         for ranks in sides:
-            units = [self._unit(rank, out.unit) for rank, out in zip(ranks, outs, strict=True)]
-            messages, devices = Counter(units), Counter(unit for unit, _ in set(zip(units, ranks, strict=True)))
+            units = [(out.unit, *self._unit(rank, out.unit)) for rank, out in zip(ranks, outs, strict=True)]
+            messages = Counter(units)
             for unit, out in set(zip(units, outs, strict=True)):
-                most = out.shared(messages[unit], devices[unit]) * busiest
-                worst = worst.no_better_than(Way(min(most, self._first[unit[0]]), out.latency))
+                most = out.bandwidth * min(out.nearest, out.cards * busiest / messages[unit])
+                worst = worst.no_better_than(Way(min(most, self._first[unit[1]]), out.latency))
         return worst
 
     def _unit(self, rank: int, size: int) -> tuple[int, int]:
@@ -211,9 +211,10 @@ class _Out(NamedTuple):
         """A device's share of the cards, in bytes per second."""
         return self.bandwidth * self.cards / self.unit
 
-    def shared(self, messages: int, devices: int) -> float:
-        """Bytes per second of each of some messages that so many devices of a unit send."""
-        return self.bandwidth * min(self.cards, devices * max(1.0, self.cards / self.unit)) / messages
+    @property
+    def nearest(self) -> float:
+        """Cards that one device reaches without help."""
+        return max(1.0, self.cards / self.unit)
 
 
 def _out(route: Route) -> _Out:

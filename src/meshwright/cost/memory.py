@@ -252,11 +252,13 @@ def _stage(placement: Placement, stage: int) -> _Stage:
     for block, each in zip(blocks, layers, strict=True):
         total = total.plus(states[block], len(block.names))
         kept = kept.plus(each, len(block.names))
-    passing = {
+    layer = {
         "recomputed": max(each.whole - each.kept for each in layers),
         "reduced": max(each.reduced for each in states.values()),
-        "loss": kept.passing,
     }
+    # The loss is through with its backward before the first layer begins.
+    loss, alone = {"loss": kept.passing}, sum(layer.values()) < kept.passing
+    passing = dict.fromkeys(layer, 0.0) | loss if alone else layer | {"loss": 0.0}
     return _Stage(total, kept, _window(placement, states), passing)
 
 

@@ -95,6 +95,11 @@ class Placement:
         device = self.inputs.cluster.devices[self.pools(group)[0][0].device]
         return storage_of(self.element, device.backend, self.model.family)
 
+    def overlaps(self, group: str) -> bool:
+        """Whether communication runs beside computing at all: over gloo it does not (FSDP2 on CPU)."""
+        devices = self.inputs.cluster.devices
+        return all(devices[pool.device].backend != "gloo" for pool, _ in self.pools(group))
+
     @cached_property
     def learns(self) -> dict[str, bool]:
         """Layer → whether any of its parameters learns."""

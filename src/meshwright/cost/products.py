@@ -12,6 +12,7 @@ from meshwright.model.operators import (
     MatMul,
     Operator,
     Router,
+    Scan,
     Work,
 )
 
@@ -88,9 +89,27 @@ def _experts(operator: Experts, work: Work) -> tuple[Product, ...]:
 def _convolution(operator: Convolution, work: Work) -> tuple[Product, ...]:
     """As the product of the unfolded input with the kernels (Chetlur 2014, section 3)."""
     taps = math.prod(operator.kernel)
-    rows = work.samples * operator.read_positions(work) if operator.transposed else work.positions
+    rows = work.samples * operator.computed_positions(work)
     groups = operator.groups
     return (Product(rows, operator.outputs / groups, operator.inputs / groups * taps, groups),)
+
+
+def _scan(operator: Scan, work: Work) -> tuple[Product, ...]:
+    """Without chunks, as one product whose states never leave the chip (Gu and Dao 2023, section 3.3.2); with chunks,
+    as `Scan.chunk_flops` says.
+    """
+    heads, width, state, length = operator.heads or 1, operator.width, operator.state, operator.chunk
+    if length is None:
+        return (Product(work.positions, heads * width, state),)
+    chunks = math.ceil(work.length / length)
+    each, whole = work.samples * chunks * heads, work.samples * heads
+    return (
+        Product(length, length, state, each),
+        Product(length, width, length, each),
+        Product(width, state, length, each),
+        Product(length, width, state, each),
+        Product(chunks + 1, width * state, chunks + 1, whole),
+    )
 
 
 _SHAPES: dict[type, Callable[[Any, Work], tuple[Product, ...]]] = {
@@ -100,4 +119,5 @@ _SHAPES: dict[type, Callable[[Any, Work], tuple[Product, ...]]] = {
     Attention: _core,
     Experts: _experts,
     Convolution: _convolution,
+    Scan: _scan,
 }

@@ -20,7 +20,9 @@ from meshwright.model.operators import (
     MatMul,
     Norm,
     Operator,
+    Parameter,
     Router,
+    Scan,
     Work,
     work_of,
 )
@@ -123,7 +125,7 @@ def elements(operator: Operator, work: Work) -> float:
             width = operator.heads * (operator.value_dim or operator.head_dim)
         case Dropout(of="attention"):
             width = work.context * operator.width
-        case Norm(heads=int(count)):
+        case Norm(heads=int(count)) | Scan(heads=int(count)):
             width = count * operator.width
         case Loss():
             width = 1
@@ -216,10 +218,15 @@ class _Walk:
                 sizes = {"width": _divided(operator.width, heads)}
             case Experts():
                 sizes = {"count": _divided(operator.count, self.ways.experts), "ffn": _divided(operator.ffn, tensor)}
+            case Convolution() if self.inside and operator.groups == operator.inputs:  # each channel by itself
+                sizes = {name: _divided(operator.inputs, tensor) for name in ("inputs", "outputs", "groups")}
+            case Parameter() if self.inside:
+                first, *others = operator.shape
+                sizes = {"shape": (_divided(first, tensor), *others)}
             case Loss() if self.inside:
                 sizes = {"classes": _divided(operator.classes, tensor)}
             case _ if self.inside and hasattr(operator, "width"):
-                cut = "heads" if getattr(operator, "heads", None) else "width"  # norms of queries and keys
+                cut = "heads" if getattr(operator, "heads", None) else "width"  # what works head by head
                 sizes = {cut: _divided(getattr(operator, cut), tensor)}
         if self.learning.holds_copies and getattr(operator, "tied", False):
             sizes["tied"] = False

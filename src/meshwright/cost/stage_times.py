@@ -76,17 +76,12 @@ class Stages:
         return work
 
     def _streams(self, group: str) -> Streams:
-        able = self._able(group) and "gathers" in self.placement.plan.execution.overlap
+        able = self.placement.overlaps(group) and "gathers" in self.placement.plan.execution.overlap
         return Streams(self.placement.plan.execution.prefetch, able, self.placement.calibration.contention)
-
-    def _able(self, group: str) -> bool:
-        """Whether communication runs beside computing at all: over gloo it does not (FSDP2 on CPU)."""
-        devices = self.placement.inputs.cluster.devices
-        return all(devices[pool.device].backend != "gloo" for pool, _ in self.placement.pools(group))
 
     def _exposed(self, group: str, layers: Sequence[LayerSeconds]) -> float:
         """What is left of the reductions of gradients once a step when the last backward ends."""
-        hides = self._able(group) and "gradients" in self.placement.plan.execution.overlap
+        hides = self.placement.overlaps(group) and "gradients" in self.placement.plan.execution.overlap
         flows = [flow for layer in layers for flow in layer.once]
         if not flows:
             return 0.0

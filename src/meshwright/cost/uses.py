@@ -272,8 +272,11 @@ def matmul(op: MatMul, share: Share, storage: Storage) -> Use:
 
 
 def scan(op: Scan, share: Share, storage: Storage) -> Use:
-    """Input, step and gate for each channel, and the two projections of the state."""
-    numbers = storage.element * share.work.positions * (3 * op.width + 2 * op.state)
+    """Input and output for each channel, steps, and the two projections of the state; steps are one for each head, if
+    there are heads.
+    """
+    channels, steps = (op.width * op.heads, op.heads) if op.heads else (op.width, op.width)
+    numbers = storage.element * share.work.positions * (2 * channels + steps + 2 * op.state)
     return Use(numbers, numbers)
 
 

@@ -9,8 +9,7 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from meshwright.model.hf_config import FAMILIES
-from meshwright.plan.rules_runtime import NEAREST_SPLIT, PROVEN, UNPROVEN_STATES
-from meshwright.plan.spec import SPLITS, STATES
+from meshwright.plan.rules_runtime import PROVEN, PROVEN_SPLITS, PROVEN_STATES
 from meshwright.version import __version__
 
 INSTALL_TRAIN = 'pip install "meshwright[train]"'
@@ -31,7 +30,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "meshwright": __version__,
         "packages": [
             {"name": need.package, "extra": need.extra, "version": versions[need.package]} for need in needs()
@@ -41,6 +40,11 @@ def examine() -> dict[str, Any]:
         "planning": {"families": sorted(FAMILIES)},
         "missing": missing(versions, torch),
     }
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on; all of the machine where the system does not say (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def needs() -> list[Need]:
@@ -87,12 +91,10 @@ def _device(torch: Any, index: int) -> dict[str, Any]:
 
 def runtime_facts(torch: dict[str, Any] | None) -> dict[str, Any]:
     """What our runtime is proven to run, read from its rules; `ready` where torch is here to run it."""
-    splits = [split for split in SPLITS if split not in NEAREST_SPLIT]
-    states = [state for state in STATES if state not in UNPROVEN_STATES]
     return {
         "ready": torch is not None and "error" not in torch,
         "stages": ["one: no pipelines yet"],
-        "roles": [*splits, *(f"dp/{state}" for state in states)],
+        "roles": [*PROVEN_SPLITS, *(f"dp/{state}" for state in PROVEN_STATES)],
         **{name: list(PROVEN[field]) for name, field in _SETTINGS.items()},
     }
 

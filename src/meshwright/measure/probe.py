@@ -15,10 +15,14 @@ import torch
 import torch.distributed as dist
 
 from meshwright.cluster.spec import Cluster, Device, Level, Link, Pool
+from meshwright.cost.collectives import Way, seconds
+from meshwright.measure.doctor import usable_cores
 from meshwright.train.launch import WorkerPool
 
 _REPEATS = 7
 _SMALL, _LARGE = 2**12, 2**22
+_FASTEST = 1e15  # bytes per second: what a link is said to do that takes no longer for more bytes
+_HALVINGS = 60
 
 
 def probe(pool: WorkerPool) -> Cluster:
@@ -26,7 +30,7 @@ def probe(pool: WorkerPool) -> Cluster:
     bandwidth.
     """
     figures = pool.run(_measure, timeout=120.0)
-    world, cores = pool.size, len(os.sched_getaffinity(0))
+    world, cores = pool.size, usable_cores()
     share = world / cores if cores < world else 1.0
     median = {name: statistics.median(rank[name] for rank in figures) for name in figures[0]}
     source = f"measured on {platform.node()} ({platform.machine()}, {cores} cores), {world} processes at once"
@@ -38,7 +42,13 @@ def probe(pool: WorkerPool) -> Cluster:
         source=source,
         date=dt.date.today().isoformat(),
     )
-    link = _link(median, world).model_copy(update={"source": source, "date": device.date})
+    way = fit_way(median["small"], median["large"], world) if world > 1 else Way(median["memory_bandwidth"], 0.0)
+    link = Link(
+        bandwidth=_rounded(way.bandwidth),
+        latency=_rounded(way.latency),
+        source=source,
+        date=dt.date.today().isoformat(),
+    )
     pool_ = Pool(
         name="cpu",
         device="cpu",
@@ -48,13 +58,33 @@ def probe(pool: WorkerPool) -> Cluster:
     return Cluster(name=f"local:{world}", devices={"cpu": device}, links={"gloo": link}, pools=(pool_,))
 
 
-def _link(median: dict[str, float], world: int) -> Link:
-    """From two all-reduces, by the ring's formula: 2(n-1) steps, and 2(n-1)/n of the bytes through each rank."""
-    if world == 1:
-        return Link(bandwidth=median["memory_bandwidth"], latency=0.0)
-    moved = 2 * (world - 1) / world * _LARGE
-    seconds = max(median["large"] - median["small"], 1e-9)
-    return Link(bandwidth=_rounded(moved / seconds), latency=_rounded(median["small"] / (2 * (world - 1))))
+def fit_way(small: float, large: float, world: int) -> Way:
+    """The bandwidth and latency with which an estimate gives these seconds to all-reduces of 4 KiB and 4 MiB.
+
+    The estimate's own function is inverted, whichever algorithm it takes for a size. Times that no latency and
+    bandwidth give, as noise makes them, end at no latency or at the fastest link.
+    """
+
+    def taken(size: int, latency: float, bandwidth: float) -> float:
+        return seconds("all_reduce", size, world, Way(bandwidth=bandwidth, latency=latency))
+
+    def bandwidth(latency: float) -> float:
+        per_byte = _reaches(large, lambda each: taken(_LARGE, latency, 1 / each), 1 / _FASTEST, large / _LARGE)
+        return 1 / per_byte
+
+    latency = _reaches(small, lambda each: taken(_SMALL, each, bandwidth(each)), 0.0, small)
+    return Way(bandwidth=bandwidth(latency), latency=latency)
+
+
+def _reaches(wanted: float, rising: Callable[[float], float], low: float, high: float) -> float:
+    """Where a rising function reaches a value; the end that comes nearest where it does so outside of the two."""
+    high = max(low, high)
+    if rising(low) >= wanted:
+        return low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
+    return high
 
 
 def _rounded(value: float) -> float:

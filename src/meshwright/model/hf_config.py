@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from meshwright.document import read_text
 from meshwright.errors import DocumentError, did_you_mean
 from meshwright.explain import explain, shown
-from meshwright.model.families.bert import bert, distilbert, roberta
+from meshwright.model.families.bert import bert, distilbert, roberta, xlm_roberta
 from meshwright.model.families.bloom import bloom
 from meshwright.model.families.clip import clip
 from meshwright.model.families.config import Config
@@ -59,6 +59,7 @@ FAMILIES: dict[str, Callable[[Config, str], ModelSpec]] = {
     "gptj": gptj,
     "granitemoe": granitemoe,
     "jamba": jamba,
+    "kimi_k2": deepseek_v3,
     "llama": llama,
     "llava": llava,
     "mamba": mamba,
@@ -83,7 +84,7 @@ FAMILIES: dict[str, Callable[[Config, str], ModelSpec]] = {
     "t5": t5,
     "vit": vit,
     "whisper": whisper,
-    "xlm-roberta": roberta,
+    "xlm-roberta": xlm_roberta,
 }
 """The value of `model_type` → how to read the rest."""
 

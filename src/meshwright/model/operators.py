@@ -346,11 +346,13 @@ class MatMul(_Operator):
     op: Literal["matmul"] = "matmul"
     inner: PositiveInt
     outputs: PositiveInt
+    gradients: Literal[0, 1, 2] = 2
+    """Operands that want a gradient: one where the other is a constant (the edges of a graph)."""
 
     def flops(self, work: Work) -> Flops:
-        """2 · positions · inner · outputs; as many for the gradient of each operand."""
+        """2 · positions · inner · outputs; as many for the gradient of each operand that wants one."""
         forward = 2.0 * work.positions * self.inner * self.outputs
-        return Flops(forward, 2 * forward)
+        return Flops(forward, self.gradients * forward)
 
 
 class Pool(_Operator):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from meshwright.cluster.spec import Cluster
 from meshwright.errors import PlanError
@@ -63,8 +63,11 @@ class Degrees:
         return tuple(start + place for start in starts for place in range(self.inner))
 
 
-def fit_devices(degrees: Degrees, cluster: Cluster, dp: int | None) -> Degrees:
-    """With this dp, or else the one that the number of devices leaves. `degrees.dp` is 1.
+def fit_devices(
+    degrees: Degrees, cluster: Cluster, dp: int | None, suits: Callable[[Degrees], bool] = lambda _: True
+) -> Degrees:
+    """With this dp, or else the one that the number of devices leaves. `degrees.dp` is 1; `suits` says which degrees
+    the model can take, so that what is proposed is not refused next.
 
     Raises PlanError where the degrees do not divide the devices, or need more of them.
     """
@@ -74,7 +77,7 @@ def fit_devices(degrees: Degrees, cluster: Cluster, dp: int | None) -> Degrees:
     world, without_dp = cluster.size, degrees.stage * degrees.pp
     if without_dp > world or (dp is None and world % without_dp):
         fault = f"{_product(degrees)} does not divide the {world} devices of '{cluster.name}'"
-        raise PlanError(f"{fault}; {_mended(degrees, world)}")
+        raise PlanError(f"{fault}; {_mended(degrees, world, suits)}")
     most = world // without_dp
     if dp is not None and dp > most:
         needs = _product(replace(degrees, dp=dp))
@@ -88,16 +91,27 @@ def _product(degrees: Degrees) -> str:
     return f"{' x '.join(factors)} = {degrees.stage * degrees.pp}" if len(factors) > 1 else factors[0]
 
 
-def _mended(degrees: Degrees, world: int) -> str:
-    """The smallest change to one degree that makes the product divide the world."""
+def _mended(degrees: Degrees, world: int, suits: Callable[[Degrees], bool]) -> str:
+    """The smallest change to one degree that makes the product divide the world, and suits the model."""
     found: list[tuple[int, str]] = []
     for name in ("tp", "ulysses", "cp", "pp"):
         size = getattr(degrees, name)
         rest = degrees.inner * degrees.pp // size
-        if size > 1 and world % rest == 0:
-            near = nearest_number(size, divides(world // rest))
+        if size == 1 or world % rest:
+            continue
+        if near := nearest_number(size, _working(degrees, name, world // rest, suits), otherwise=0):
             found.append((abs(near - size), f"take {name} {near}"))
     return min(found)[1] if found else f"take degrees whose product divides {world}"
+
+
+def _working(degrees: Degrees, name: str, ranks: int, suits: Callable[[Degrees], bool]) -> Callable[[int], bool]:
+    """Whether this many ways of one degree divide the ranks, and suit the model."""
+
+    def works(size: int) -> bool:
+        changed: dict[str, Any] = {name: size}
+        return ranks % size == 0 and suits(replace(degrees, **changed))
+
+    return works
 
 
 def fit_experts(degrees: Degrees, model: ModelSpec) -> tuple[Piece, ...]:

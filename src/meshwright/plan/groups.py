@@ -7,11 +7,11 @@ those axes alone; inside each, the ranks stand in mesh order.
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from meshwright.errors import PlanError
-from meshwright.model.spans import format_spans, span_names
+from meshwright.model.spans import format_spans
 from meshwright.plan.ranks import format_ranks, parse_ranks
 from meshwright.plan.spec import Group, Placed, Plan, Row
 
@@ -93,17 +93,24 @@ def purpose_axes(row: Row) -> dict[Purpose, tuple[str, ...]]:
     }
 
 
-def process_groups(plan: Plan, ties: Sequence[tuple[str, Sequence[str]]] = ()) -> tuple[GroupSet, ...]:
+Reads = Mapping[str, Sequence[str]]
+"""Layer → the layers whose output it takes."""
+
+
+def process_groups(
+    plan: Plan, ties: Sequence[tuple[str, Sequence[str]]] = (), reads: Reads | None = None
+) -> tuple[GroupSet, ...]:
     """Every process group of more than one rank that a plan needs, equal ones once.
 
-    `ties` names layers that share a parameter: (owner's layer, layers of the copies).
+    `ties` names layers that share a parameter: (owner's layer, layers of the copies). Without `reads`, every layer
+    takes what the layer before it in the plan puts out.
     """
     users: dict[tuple[Purpose, RankLists], list[str]] = {}
     for placed in plan.placed:
         for label, row in ((placed.layer, placed.row), *((placed.layer, row) for row in placed.parts.values())):
             for purpose, axes in purpose_axes(row).items():
                 _note(users, purpose, axis_groups(plan.groups[placed.group], axes), label)
-    for purpose, ranks, label in (*_pipeline(plan), *_tied(plan, ties)):
+    for purpose, ranks, label in (*_pipeline(plan, reads or _one_by_one(plan)), *_tied(plan, ties)):
         _note(users, purpose, ranks, label)
     return tuple(
         GroupSet(purpose, tuple(format_spans(dict.fromkeys(labels))), ranks)
@@ -116,21 +123,52 @@ def _note(users: dict[tuple[Purpose, RankLists], list[str]], purpose: Purpose, r
         users.setdefault((purpose, ranks), []).append(label)
 
 
-def _pipeline(plan: Plan) -> list[tuple[Purpose, RankLists, str]]:
-    """Ranks that pass activations on: place by place where all stages cut them alike, else those whose shares meet."""
-    order = list(dict.fromkeys(stage.on for stage in plan.stages))
-    rows = [[row for row in stage.layers if row.part is None] for stage in plan.stages]
-    if len(order) < 2 or not all(rows):
+def _one_by_one(plan: Plan) -> Reads:
+    names = [placed.layer for placed in plan.placed]
+    return {after: (before,) for before, after in itertools.pairwise(names)}
+
+
+def _pipeline(plan: Plan, reads: Reads) -> list[tuple[Purpose, RankLists, str]]:
+    """Ranks that pass activations on: place by place where all groups cut them alike, else those whose shares meet.
+
+    What crosses a cut is the live set, and each output of it goes straight from the group that made it to every group
+    that reads it: no stage hands on what it does not use. A decoder over several stages takes the encoder's output on
+    each of them from the encoder.
+    """
+    borders = list(_borders(plan, reads))
+    if not borders:
         return []
-    borders = [
-        ((plan.groups[a.on], left[-1]), (plan.groups[b.on], right[0]))
-        for (a, left), (b, right) in itertools.pairwise(zip(plan.stages, rows, strict=True))
-        if a.on != b.on
-    ]
-    if all(_cut(*left) == _cut(*right) for left, right in borders):
-        lists = tuple(zip(*(plan.groups[name].devices for name in order), strict=True))
-        return [("pipeline", lists, plan.stages[0].names()[0])]
-    return [("pipeline", meeting_ranks(border), span_names(border[1][1].span)[0]) for border in borders]
+    if all(cut_alike(sides) for _, sides in borders):
+        groups = dict.fromkeys(stage.on for stage in plan.stages)
+        taking = {id(group) for _, sides in borders for group, _ in sides}
+        lists = tuple(
+            zip(*(plan.groups[name].devices for name in groups if id(plan.groups[name]) in taking), strict=True)
+        )
+        return [("pipeline", lists, plan.placed[0].layer)]
+    return [("pipeline", meeting_ranks(sides), label) for label, sides in borders]
+
+
+def _borders(plan: Plan, reads: Reads) -> Iterator[tuple[str, "Sides"]]:
+    """Where a stage reads one on another group: its first layer, and the two groups with the rows on either side."""
+    where = {placed.layer: placed for placed in plan.placed}
+    first = {number: stage.names()[0] for number, stage in enumerate(plan.stages) if stage.names()}
+    seen: set[tuple[int, int, int, int]] = set()
+    for placed in plan.placed:
+        for source in (where[read] for read in reads.get(placed.layer, ()) if read in where):
+            border = source.stage, placed.stage, id(source.row), id(placed.row)
+            if source.group != placed.group and border not in seen:
+                seen.add(border)
+                sides = (plan.groups[source.group], source.row), (plan.groups[placed.group], placed.row)
+                yield first[placed.stage], sides
+
+
+Sides = Sequence[tuple[Group, Row]]
+"""Groups that hold one thing, each with the row under which it does."""
+
+
+def cut_alike(sides: Sides) -> bool:
+    """Whether groups are of one size and divide their work in one way, so that place by place they hold the same."""
+    return len({_cut(*side) for side in sides}) == 1
 
 
 def _cut(group: Group, row: Row) -> tuple[int, tuple[tuple[int, str], ...]]:
@@ -143,7 +181,7 @@ _SHARES = (("dp",), ("cp",), ("ulysses",), ("tp", "tp+sp"))
 """What ranks divide between them: samples, positions, and pieces of the matrices with their positions."""
 
 
-def meeting_ranks(sides: Sequence[tuple[Group, Row]]) -> RankLists:
+def meeting_ranks(sides: Sides) -> RankLists:
     """The smallest sets of ranks of unlike groups that together hold the same shares of the work.
 
     dp 2 before dp 4 gives two sets, dp 4 before dp 3 one; tp 4 before tp 8 sets of one rank and two.
@@ -177,7 +215,7 @@ def tied_ranks(plan: Plan, members: Sequence[Placed]) -> RankLists:
     """Place by place where all holders are cut alike, else the ranks whose slices meet."""
     holders = {placed.group: placed.row for placed in members}
     sides = [(plan.groups[name], row) for name, row in holders.items()]
-    if len({_cut(*side) for side in sides}) == 1:
+    if cut_alike(sides):
         return tuple(zip(*(group.devices for group, _ in sides), strict=True))
     return meeting_ranks(sides)
 

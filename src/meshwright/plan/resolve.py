@@ -1,4 +1,4 @@
-"""The model, cluster and recipe that a plan is for, found by the names that it gives."""
+"""A plan with the model, cluster and recipe that it is for, found by the names that it gives."""
 
 from pathlib import Path
 from typing import Any
@@ -9,40 +9,44 @@ from meshwright.errors import DocumentError
 from meshwright.model.resolve import resolve_model
 from meshwright.plan.rules import Inputs
 from meshwright.plan.spec import Plan
+from meshwright.recipe.resolve import resolve_recipe
 from meshwright.recipe.spec import Recipe
 
 
-def plan_inputs(
-    plan: Plan,
+def read_inputs(
+    plan: Plan | str | Path,
     *,
     model: Any = None,
-    cluster: "str | Path | Cluster | None" = None,
-    recipe: "str | Path | Recipe | None" = None,
-    folder: "str | Path" = ".",
+    cluster: str | Path | Cluster | None = None,
+    recipe: str | Path | Recipe | dict[str, Any] | None = None,
+    folder: str | Path | None = None,
 ) -> Inputs:
-    """What the plan is for: what is given here, or else what the plan names; its files lie relative to `folder`.
+    """A plan or its file, and what it is for: what is given here, or else what the plan names.
 
-    Raises UnknownNameError or DocumentError where a name leads nowhere.
+    The files that a plan names lie relative to its own folder; `folder` says which that is for a Plan (else the
+    current one). Raises UnknownNameError or DocumentError where a name leads nowhere.
     """
+    if not isinstance(plan, Plan | str | Path):
+        raise DocumentError(f"a {type(plan).__name__} is no plan: give a Plan or the path of one")
+    if not isinstance(plan, Plan):
+        folder = Path(plan).parent if folder is None else folder
+        plan = Plan.read(plan)
+    beside = Path(folder or ".")
     return Inputs(
         plan,
-        resolve_model(model if model is not None else _named(plan.model.source, plan.model.name, folder)),
-        resolve_cluster(cluster if cluster is not None else _named(plan.cluster.source, plan.cluster.name, folder)),
-        _recipe(plan, recipe, folder),
+        resolve_model(_named(plan.model.source, plan.model.name, beside) if model is None else model),
+        resolve_cluster(_named(plan.cluster.source, plan.cluster.name, beside) if cluster is None else cluster),
+        _recipe_of(plan, beside) if recipe is None else resolve_recipe(recipe),
     )
 
 
-def _named(source: str | None, name: str, folder: "str | Path") -> str:
-    return str(Path(folder) / source) if source else name
+def _named(source: str | None, name: str, folder: Path) -> str:
+    return str(folder / source) if source else name
 
 
-def _recipe(plan: Plan, recipe: "str | Path | Recipe | None", folder: "str | Path") -> Recipe:
-    if isinstance(recipe, Recipe):
-        return recipe
-    if recipe is not None:
-        return Recipe.read(recipe)
+def _recipe_of(plan: Plan, folder: Path) -> Recipe:
     if plan.recipe.source:
-        return Recipe.read(Path(folder) / plan.recipe.source)
+        return Recipe.read(folder / plan.recipe.source)
     usual = Recipe(global_batch=plan.recipe.global_batch, sequence=plan.recipe.sequence)
     if plan.recipe.fingerprint not in (None, usual.fingerprint):
         raise DocumentError(
@@ -50,11 +54,3 @@ def _recipe(plan: Plan, recipe: "str | Path | Recipe | None", folder: "str | Pat
             "carry: give the recipe, or name its file in the plan's recipe.source"
         )
     return usual
-
-
-def read_plan(path: "str | Path") -> Plan:
-    """A plan from its file. Raises DocumentError."""
-    try:
-        return Plan.read(path)
-    except RecursionError:
-        raise DocumentError(f"{path}: nested too deeply") from None

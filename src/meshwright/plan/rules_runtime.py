@@ -1,4 +1,4 @@
-"""Rules of our own runtime: what it has been proven to run. To widen it, delete or edit an entry here."""
+"""Rules of our own runtime: what it has been proven to run (tests/parity). To widen it, add to what is proven."""
 
 from collections.abc import Iterator
 from operator import attrgetter
@@ -8,14 +8,17 @@ from meshwright.plan.rule import Finding, Inputs, Rule, found
 from meshwright.plan.rules_sizes import vocabularies
 from meshwright.plan.spec import Offload
 
-NEAREST_SPLIT = {"tp+sp": "tp", "cp": "dp", "ulysses": "dp", "copy": "dp", "ep": "dp"}
-"""Splits that are not proven → the nearest that is."""
+PROVEN_SPLITS = ("dp", "tp")
+PROVEN_STATES = ("zero3",)
+"""Besides none."""
+_NEAREST_SPLIT = {"tp+sp": "tp"}
+"""Splits that are not proven → the nearest that is, where that is not dp."""
 
-UNPROVEN_STATES = ("zero1", "zero2")
+_FAMILIES = ("llama", "gpt2")
 
 PROVEN: dict[str, tuple[object, ...]] = {
     "plan.schedule": ("1f1b", "gpipe"),
-    "model.family": ("llama", "gpt2"),
+    "model.family": _FAMILIES,
     "recipe.precision.compute": ("fp32", "fp64"),
     "recipe.precision.matmul": (None,),
     "recipe.optimizer.name": ("adamw", "sgd"),
@@ -23,6 +26,10 @@ PROVEN: dict[str, tuple[object, ...]] = {
     "recipe.loss.chunks": (1,),
 }
 """A field of the inputs, by its path → the values that are proven."""
+
+
+_KERNELS = ("hf-eager", "hf-sdpa")
+"""Kernel sets that a transformers model has by itself: the runtime runs the module as it is."""
 
 
 def _setting(name: str, field: str, fix: str = "") -> Rule:
@@ -40,7 +47,7 @@ def _setting(name: str, field: str, fix: str = "") -> Rule:
 
 SETTINGS: tuple[Rule, ...] = (
     _setting("runtime-schedule", "plan.schedule"),
-    _setting("runtime-family", "model.family", fix="take a model of the family llama or gpt2"),
+    _setting("runtime-family", "model.family", fix=f"take a model of the family {' or '.join(_FAMILIES)}"),
     _setting("runtime-compute", "recipe.precision.compute"),
     _setting("runtime-matmul", "recipe.precision.matmul", fix="remove it"),
     _setting("runtime-optimizer", "recipe.optimizer.name"),
@@ -92,13 +99,13 @@ def _other_ranks(inputs: Inputs) -> Iterator[Finding]:
 def _unproven_split(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites:
         for split in dict.fromkeys(role.split for role in site.row.roles.values()):
-            if split in NEAREST_SPLIT:
-                yield found(site.where, split=split, nearest=NEAREST_SPLIT[split])
+            if split not in PROVEN_SPLITS:
+                yield found(site.where, split=split, nearest=_NEAREST_SPLIT.get(split, "dp"))
 
 
 def _unproven_state(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites:
-        if site.row.state in UNPROVEN_STATES:
+        if site.row.state not in (None, *PROVEN_STATES):
             yield found(site.where, state=site.row.state)
 
 
@@ -149,6 +156,17 @@ def _unlike_ties(inputs: Inputs) -> Iterator[Finding]:
                 yield found(sites[copy].where, owner=owner, copy=copy, roles=show_mesh(sites[owner].row.roles))
 
 
+def _kernels_of_another(inputs: Inputs) -> Iterator[Finding]:
+    kernels = inputs.plan.execution.kernels
+    if kernels not in _KERNELS:
+        yield found("execution.kernels", kernels=kernels)
+
+
+def _no_prefetch(inputs: Inputs) -> Iterator[Finding]:
+    if inputs.plan.execution.prefetch == 0 and any(site.row.state == "zero3" for site in inputs.sites):
+        yield found("execution.prefetch")
+
+
 RUNTIME_RULES: tuple[Rule, ...] = (
     Rule(
         "runtime-one-stage",
@@ -176,7 +194,7 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         "runtime",
         _unproven_state,
         "the runtime does not run '{state}' yet",
-        "write 'zero3', or none",
+        f"write '{' or '.join(PROVEN_STATES)}', or none",
     ),
     Rule(
         "runtime-part",
@@ -228,6 +246,22 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         "write {roles} for both",
     ),
     *SETTINGS,
+    Rule(
+        "runtime-kernels",
+        "runtime",
+        _kernels_of_another,
+        "kernels '{kernels}' have no effect in the runtime, which runs the module as it is",
+        f"write '{_KERNELS[-1]}', and the estimate is of what runs",
+        "warning",
+    ),
+    Rule(
+        "runtime-prefetch",
+        "runtime",
+        _no_prefetch,
+        "prefetch 0 has no effect in the runtime: FSDP2 gathers one layer ahead by itself",
+        "write 'prefetch: 1'",
+        "warning",
+    ),
     Rule(
         "runtime-one-dtype",
         "runtime",

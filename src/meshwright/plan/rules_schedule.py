@@ -57,12 +57,12 @@ def _listed(groups: list[str], room: int = 12) -> str:
 
 def _uneven_rounds(inputs: Inputs) -> Iterator[Finding]:
     count, groups = inputs.plan.micro_batches, len(inputs.plan.groups)
-    if inputs.plan.schedule == "interleaved" and not _rounds_fit(count, groups):
-        near = nearest_number(count, lambda number: _divides_batch(inputs, number) and _rounds_fit(number, groups))
+    if inputs.plan.schedule == "interleaved" and not rounds_fit(count, groups):
+        near = nearest_number(count, lambda number: _divides_batch(inputs, number) and rounds_fit(number, groups))
         yield found("micro_batches", count=count, groups=groups, nearest=near)
 
 
-def _rounds_fit(count: int, groups: int) -> bool:
+def rounds_fit(count: int, groups: int) -> bool:
     """Whether micro-batches make equal rounds of at least one for each group (one round, where they are fewer).
 
     torch.distributed.pipelining 2.13, Schedule Interleaved1F1B; Megatron-LM wants multiples of the groups.

@@ -43,6 +43,11 @@ def _cores(site: Site) -> list[Attention]:
     return list(dict.fromkeys(core for held in site.held for core in held.attentions))
 
 
+def heads_divide(core: Attention, ways: int) -> bool:
+    """Whether an attention's heads can be split so many ways, its KV heads too or as whole copies."""
+    return core.heads % ways == 0 and _kv_heads_divide(core, ways)
+
+
 def _kv_heads_divide(core: Attention, ways: int) -> bool:
     return core.kv_heads % ways == 0 or ways % core.kv_heads == 0
 
@@ -76,7 +81,7 @@ def _nearest_tp(site: Site, tp: int) -> int:
 
 
 def _heads_fit(site: Site, ways: int) -> bool:
-    return all(core.heads % ways == 0 and _kv_heads_divide(core, ways) for core in _cores(site))
+    return all(heads_divide(core, ways) for core in _cores(site))
 
 
 def _common_width(site: Site) -> int:

@@ -4,17 +4,20 @@ Ranks lie in Megatron-LM's order, `tp-cp-ep-dp-pp`, tp fastest (megatron/core/pa
 Experts lie over the same ranks with a tp of their own (`etp`) fastest, then `ep`, then what is left as their dp.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cluster.spec import Cluster
 from meshwright.errors import PlanError, did_you_mean
 from meshwright.explain import explain
 from meshwright.model.operators import Attention
+from meshwright.model.resolve import resolve_model
 from meshwright.model.spans import format_spans
 from meshwright.model.spec import Layer, ModelSpec
 from meshwright.plan.degrees import Degrees, Order, fit_devices, fit_experts
@@ -22,6 +25,7 @@ from meshwright.plan.numbers import divides, nearest_multiple, nearest_number
 from meshwright.plan.refine import Piece
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.rules_schedule import PLACEMENTS
+from meshwright.plan.rules_sizes import heads_divide
 from meshwright.plan.spec import (
     ClusterRef,
     Group,
@@ -35,16 +39,17 @@ from meshwright.plan.spec import (
     Schedule,
     Stage,
 )
-from meshwright.plan.stage_cut import cut_layers
+from meshwright.plan.stage_cut import cut_layers, numbered_layers
+from meshwright.recipe.resolve import resolve_recipe
 from meshwright.recipe.spec import Recipe
 
 _V_SHAPED = ("zbv", "dualpipev")
 
 
 def uniform_plan(
-    model: ModelSpec,
-    cluster: Cluster,
-    recipe: Recipe,
+    model: Any,
+    cluster: str | Path | Cluster,
+    recipe: str | Path | Recipe | dict[str, Any],
     *,
     tp: int = 1,
     pp: int = 1,
@@ -63,7 +68,8 @@ def uniform_plan(
     layers_per_stage: Sequence[int] | None = None,
     order: Order = "megatron",
 ) -> Plan:
-    """A plan in which all layers have the same roles, and all stages the same number of layers or nearly so.
+    """A plan in which all layers have the same roles, and all stages the same number of layers or nearly so:
+    `uniform_plan("llama-3.1-8b", "8xh100", recipe, tp=2, zero=1)`.
 
     `dp` follows from the number of devices; where it is given, devices may stay idle. `etp` is tp unless it is given.
     `zero` shards over dp, cp and ulysses together, as Megatron-LM's distributed optimizer and FSDP do; experts over the
@@ -72,12 +78,16 @@ def uniform_plan(
     with attention. Layers are cut evenly into pp x virtual stages (pp x 2 with V-shaped schedules); a remainder goes
     to the stages in the middle (`stage_cut.even_counts`).
 
-    Raises PlanError with the nearest degree that works.
+    Raises PlanError with the nearest degree that works; UnknownNameError and DocumentError for what it is made of.
     """
+    model, cluster, recipe = resolve_model(model), resolve_cluster(cluster), resolve_recipe(recipe)
     asked = Degrees(tp=tp, ulysses=ulysses, cp=cp, pp=pp, ep=ep, etp=tp if etp is None else etp, dp=1, order=order)
-    degrees = fit_devices(asked, cluster, dp)
+    suits = _suits(model, 2 if schedule in _V_SHAPED else virtual)
+    degrees = fit_devices(asked, cluster, dp, suits)
+    _check_stages(model, degrees, 2 if schedule in _V_SHAPED else virtual, cluster.size if dp is None else None)
     try:
         rows = _Rows(fit_experts(degrees, model), _state(zero), sp=_sequence(sp, tp), recompute=_known(recompute))
+        _check_state(rows, degrees)
         chosen, on = _stages(schedule, pp, virtual)
         plan = Plan(
             model=ModelRef(name=model.name, fingerprint=model.fingerprint),
@@ -93,6 +103,38 @@ def uniform_plan(
     except ValidationError as error:
         raise PlanError(explain(error, "plan")) from None
     return _with_meaning(Inputs(plan, model, cluster, recipe))
+
+
+def _suits(model: ModelSpec, per_group: int) -> Callable[[Degrees], bool]:
+    """Which degrees the model can take: it fills the stages, of which a group has so many, and its heads divide."""
+    layers = sum(layer.index is not None for layer in model.layers)
+    cores = {op for stack in model.stacks for op in stack.operators if isinstance(op, Attention)}
+
+    def suits(degrees: Degrees) -> bool:
+        filled = degrees.pp == 1 or degrees.pp * per_group <= layers
+        return filled and all(heads_divide(core, degrees.tp * degrees.ulysses) for core in cores)
+
+    return suits
+
+
+def _check_state(rows: "_Rows", degrees: Degrees) -> None:
+    """Raises PlanError where a state is asked for, and no ranks hold equal parameters that it could shard."""
+    if rows.state and not any(role.state for role in (*rows.roles.values(), *rows.expert_roles.values())):
+        more = ", or fewer ways of tp or pp" if degrees.tp * degrees.pp > 1 else ""
+        raise PlanError(f"{rows.state} shards over dp, cp and ulysses, and each of them is 1; take zero 0{more}")
+
+
+def _check_stages(model: ModelSpec, degrees: Degrees, per_group: int, world: int | None) -> None:
+    """Raises PlanError where there are more stages than layers, with a pp that also divides the `world`, if any."""
+    if degrees.pp == 1:
+        return
+    layers, stages = len(numbered_layers(model)), degrees.pp * per_group
+    if stages <= layers:
+        return
+    rest = world // degrees.inner if world is not None else 0
+    near = nearest_number(degrees.pp, lambda pp: rest % pp == 0 and pp * per_group <= layers)
+    fix = f"take pp {near}" if near > 1 else f"take at most {layers} (pp x virtual)"
+    raise PlanError(f"{layers} layers do not fill {stages} stages; {fix}")
 
 
 def _state(zero: int) -> str | None:

@@ -25,6 +25,7 @@ STATEFUL: frozenset[str] = frozenset({"dp", "cp", "ulysses", "copy"})
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
 Axis = Annotated[str, Field(pattern=WORD_PATTERN)]
+GroupName = Annotated[str, Field(pattern=WORD_PATTERN)]
 
 
 class Role(NamedTuple):
@@ -171,6 +172,10 @@ class Execution(Record):
     """Gradients are reduced in pieces of this size."""
     sync: Literal["each", "last"] = "each"
     """When zero2 and zero3 reduce gradients: after each micro-batch, or once, keeping them whole until then."""
+    overlap: tuple[Literal["gathers", "gradients", "tensor"], ...] = ("gathers", "gradients")
+    """What runs beside computing, where the backend can: gathers and reductions of sharded parameters, reductions of
+    gradients once a step, pieces of tensor-parallel exchanges.
+    """
     kernels: Literal["hf-eager", "hf-sdpa", "torch-compile", "megatron-fused", "megatron-flash"] = "hf-sdpa"
     """What the implementation fuses and keeps."""
 
@@ -231,7 +236,7 @@ class Plan(Document):
     recipe: RecipeRef
     micro_batches: Annotated[PositiveInt, Field(le=MAX_MICRO_BATCHES)]
     schedule: Schedule = "1f1b"
-    groups: Annotated[dict[str, Group], Field(min_length=1)]
+    groups: Annotated[dict[GroupName, Group], Field(min_length=1)]
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     execution: Execution = Execution()
 

@@ -14,7 +14,7 @@ def cut_layers(model: ModelSpec, stages: int, counts: Sequence[int] | None = Non
     """
     if stages == 1 and counts is None:
         return [model.layers]
-    body = _body(model)
+    body = numbered_layers(model)
     if stages > len(body):
         raise PlanError(f"{len(body)} layers do not fill {stages} stages; take at most {len(body)} (pp x virtual)")
     counts = even_counts(len(body), stages) if counts is None else list(counts)
@@ -41,8 +41,8 @@ def even_counts(layers: int, stages: int) -> list[int]:
     return [least + (stage in larger) for stage in range(stages)]
 
 
-def _body(model: ModelSpec) -> list[int]:
-    """Where the numbered layers stand."""
+def numbered_layers(model: ModelSpec) -> list[int]:
+    """Where the numbered layers stand. Raises PlanError where they are no chain of one kind."""
     streams = {layer.stack.stream for layer in model.layers}
     body = [place for place, layer in enumerate(model.layers) if layer.index is not None]
     bases = dict.fromkeys(model.layers[place].name.partition(".")[0] for place in body)

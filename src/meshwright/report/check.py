@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from meshwright.cost.verdict import MemoryVerdict, judge_memory
 from meshwright.plan.groups import GroupSet, process_groups, show_groups
 from meshwright.plan.rules import Inputs, Problem, Scope, check_plan
 from meshwright.report.blocks import Block, Lines, Tone, table
 from meshwright.report.estimate import plan_facts
-from meshwright.report.memory import MemoryVerdict, judge_memory, memory_table
+from meshwright.report.memory import memory_table
 
-Judgement = Literal["fits", "not-judged", "does-not-fit", "bad"]
-EXIT_CODES: dict[Judgement, int] = {"fits": 0, "not-judged": 0, "does-not-fit": 1, "bad": 2}
+Judgement = Literal["fits", "does-not-fit", "bad"]
 
 
 class Verdict(NamedTuple):
@@ -23,10 +23,10 @@ class Verdict(NamedTuple):
 
     @property
     def judgement(self) -> Judgement:
-        """Bad where a rule says so; memory decides between the others, if it could be judged."""
+        """Bad where a rule says so; memory decides between the others."""
         if self.memory is None:
             return "bad"
-        return "not-judged" if self.memory.fits is None else "fits" if self.memory.fits else "does-not-fit"
+        return "fits" if self.memory.fits else "does-not-fit"
 
 
 def judge(inputs: Inputs, scope: Scope) -> Verdict:
@@ -38,7 +38,8 @@ def judge(inputs: Inputs, scope: Scope) -> Verdict:
 
 def groups_of(inputs: Inputs) -> tuple[GroupSet, ...]:
     """Every process group of a plan that has a meaning."""
-    return process_groups(inputs.plan, inputs.model.tied_layers)
+    reads = {layer.name: layer.reads for layer in inputs.model.layers}
+    return process_groups(inputs.plan, inputs.model.tied_layers, reads)
 
 
 def check_data(verdict: Verdict, groups: bool) -> dict[str, Any]:
@@ -65,8 +66,8 @@ def check_blocks(verdict: Verdict, groups: bool) -> list[Block]:
         if said:
             blocks.append(Lines(title, said, tone))
     blocks.append(plan_facts(verdict.inputs))
-    if verdict.memory is not None and verdict.memory.stages:
-        blocks.append(memory_table(verdict.memory.stages))
+    if verdict.memory is not None:
+        blocks.append(memory_table(verdict.memory.groups))
     if groups and verdict.judgement != "bad":
         blocks.append(_groups(verdict.inputs))
     return blocks
@@ -84,7 +85,6 @@ def _headline(verdict: Verdict) -> Block:
 
 _WORDS: dict[Judgement, tuple[str, Tone]] = {
     "fits": ("fits:", "good"),
-    "not-judged": ("no problem found, but", "warning"),
     "does-not-fit": ("does not fit:", "bad"),
     "bad": ("bad:", "bad"),
 }

@@ -22,6 +22,7 @@ def estimate_blocks(inputs: Inputs, found: Estimate) -> list[Block]:
         _step(found),
         memory_table(found.memory),
     ]
+    blocks.append(Lines("calibration", (found.calibration,)))
     return [*blocks, Lines("notes", found.notes, "warning")] if found.notes else blocks
 
 

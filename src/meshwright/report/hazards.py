@@ -57,7 +57,8 @@ def _vocabulary(spec: ModelSpec) -> Iterator[Hazard]:
 
 def _batch_statistics(spec: ModelSpec) -> Iterator[Hazard]:
     if spec.batch_statistics:
-        yield Hazard("batch-statistics", "norms over the batch: the recipe must fix the number of micro-batches")
+        said = "a norm or the loss looks at the whole batch: the recipe must fix the number of micro-batches"
+        yield Hazard("batch-statistics", said)
 
 
 def _attention_dropout(spec: ModelSpec) -> Iterator[Hazard]:

@@ -1,88 +1,32 @@
-"""Whether a plan fits, for a verdict: stage by stage, without simulating the step."""
+"""The memory of a plan's groups as tables."""
 
-from typing import Any, NamedTuple
-
-from meshwright.cost.memory import Memory, stage_memory
-from meshwright.cost.placement import Placement
-from meshwright.cost.schedule import orders
-from meshwright.errors import PlanError
-from meshwright.plan.rules import Inputs
+from meshwright.cost.footprint import Range
+from meshwright.cost.memory import Memory
 from meshwright.report.blocks import Block, table
 from meshwright.units import show_bytes
 
 
-class MemoryVerdict(NamedTuple):
-    """Whether a plan fits, in one sentence, and the stages that it follows from; none where that is not known."""
-
-    fits: bool | None
-    sentence: str
-    stages: tuple[Memory, ...] = ()
-
-    def as_data(self) -> dict[str, Any]:
-        """Plain data, in bytes."""
-        return {
-            "fits": self.fits,
-            "verdict": self.sentence,
-            "stages": [
-                {
-                    "stage": each.stage,
-                    "group": each.group,
-                    "peak_bytes": each.peak,
-                    "capacity_bytes": each.capacity,
-                    "peak_at": each.worst.name,
-                    "parts": dict(each.worst.parts),
-                }
-                for each in self.stages
-            ],
-        }
-
-
-def judge_memory(inputs: Inputs) -> MemoryVerdict:
-    """The verdict on a plan that has a meaning."""
-    plan = inputs.plan
-    placement = Placement(inputs)
-    try:
-        order = orders(plan.schedule, len(plan.stages), plan.micro_batches)
-    except PlanError:
-        return _judge_states(placement)
-    stages = tuple(stage_memory(placement, number, actions) for number, actions in enumerate(order))
-    tight = max(stages, key=lambda each: each.peak / each.capacity)
-    filled = f"{show_bytes(tight.peak)} of {show_bytes(tight.capacity)} on the fullest device"
-    at = f"stage {tight.stage} on group {tight.group}, at {tight.worst.name}"
-    if tight.fits:
-        return MemoryVerdict(True, f"{filled} ({at})", stages)
-    return MemoryVerdict(False, f"{filled} ({at}), {show_bytes(tight.peak - tight.capacity)} too many", stages)
-
-
-def _judge_states(placement: Placement) -> MemoryVerdict:
-    """A schedule that is not simulated yet says nothing of activations; what rests between steps needs no schedule."""
-    plan = placement.plan
-    resting: dict[str, float] = {}
-    capacity: dict[str, float] = {}
-    for number, stage in enumerate(plan.stages):
-        memory = stage_memory(placement, number, ())
-        at_step = next(instant for instant in memory.instants if instant.name == "step")
-        resting[stage.on] = resting.get(stage.on, 0.0) + at_step.total
-        capacity[stage.on] = memory.capacity
-    tight = max(resting, key=lambda group: resting[group] / capacity[group])
-    filled = f"{show_bytes(resting[tight])} of {show_bytes(capacity[tight])} on a device of group {tight}"
-    if resting[tight] > capacity[tight]:
-        return MemoryVerdict(False, f"parameters, gradients and optimizer alone take {filled}")
-    why = f"memory was not judged, since schedule '{plan.schedule}' is not simulated yet"
-    return MemoryVerdict(None, f"{why}; parameters, gradients and optimizer take {filled}, activations come on top")
-
-
-def memory_table(stages: tuple[Memory, ...]) -> Block:
-    """The peak of each stage by what it is for; stages that are alike stand in one row."""
-    parts = [part for part in _PARTS if any(each.worst.parts.get(part) for each in stages)]
+def memory_table(groups: tuple[Memory, ...]) -> Block:
+    """The peak of each group by what it is for; groups that are alike stand in one row."""
+    parts = [part for part in _PARTS if any(each.worst.parts.get(part) for each in groups)]
     alike: dict[tuple[str, ...], list[int]] = {}
-    for each in stages:
-        sizes = tuple(show_bytes(each.worst.parts[part]) if each.worst.parts.get(part) else "-" for part in parts)
-        share = f"{each.peak / each.capacity:.0%} of {show_bytes(each.capacity)}"
-        alike.setdefault((*sizes, show_bytes(each.peak), share, each.worst.name), []).append(each.stage)
-    rows = [(_numbers(numbers), *cells) for cells, numbers in alike.items()]
-    names = " | ".join(("stages", *(f">{part}" for part in parts), ">peak", ">of the device", "at"))
+    for each in groups:
+        sizes = [show_bytes(each.worst.parts[part]) if each.worst.parts.get(part) else "-" for part in parts]
+        cells = (*sizes, show_bytes(each.peak), each.worst.name, *_asked(each))
+        alike.setdefault(cells, []).extend(each.stages)
+    rows = [(_numbers(sorted(numbers)), *cells) for cells, numbers in alike.items()]
+    asked = (">with overheads", ">of", ">out of memory")
+    names = " | ".join(("stages", *(f">{part}" for part in parts), ">peak", "at", *asked))
     return table("memory of one device, at its peak", names, rows)
+
+
+def _asked(memory: Memory) -> tuple[str, ...]:
+    return _range(memory.footprint.device), show_bytes(memory.capacity), f"{memory.out_of_memory:.0%}"
+
+
+def _range(found: Range) -> str:
+    low, high = show_bytes(found.low), show_bytes(found.high)
+    return low if low == high else f"{low} to {high}"
 
 
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered", "logits", "recomputed", "reduced", "loss")

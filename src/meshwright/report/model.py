@@ -26,6 +26,7 @@ def model_data(spec: ModelSpec, sequence: int) -> dict[str, Any]:
         "family": spec.family,
         "source": spec.source,
         "parameters": spec.parameters,
+        "active_parameters": spec.active_parameters,
         "sequence": sequence,
         "forward_flops_per_token": sum(_flops(spec, stack, sequence) * _count(stack) for stack in spec.stacks),
         "layers": [_layer(spec, stack, sequence) for stack in spec.stacks],
@@ -42,6 +43,7 @@ def model_blocks(spec: ModelSpec, sequence: int) -> list[Block]:
     facts = [
         ("family", spec.family),
         ("parameters", f"{show_count(spec.parameters)} ({spec.parameters:,})"),
+        *([("active", f"{show_count(spec.active_parameters)} per token")] if spec.active_parameters < spec.parameters else []),
         *([("tied", f"{tied}, counted once")] if tied else []),
         ("forward", f"{show_count(data['forward_flops_per_token'])} FLOP per token at {data['sequence']:,} positions"),
         *([("source", spec.source)] if spec.source else []),

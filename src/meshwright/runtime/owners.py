@@ -39,17 +39,20 @@ _PIECE = 2**20  # numbers at a time, so that the check needs little memory
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-def check_values(module: nn.Module, compute: str) -> None:
-    """Raises PlanError, on every rank, where parameters have no values, another dtype than the recipe's `compute`, or
-    other values on other ranks.
-    """
+def check_dtypes(module: nn.Module, compute: str) -> None:
+    """Raises PlanError where a parameter has no values, or another dtype than the recipe's `compute`."""
+    for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            raise PlanError(f"parameter '{name}' has no values (it is on meta): build the module on a real device")
+        if parameter.dtype != DTYPES[compute]:
+            raise PlanError(
+                f"parameter '{name}' is {parameter.dtype}, and the recipe computes in {compute}: convert one"
+            )
+
+
+def check_values(module: nn.Module) -> None:
+    """Raises PlanError, on every rank, where parameters have other values on other ranks."""
     named = list(module.named_parameters())
-    unfit = _unfit(named, compute)
-    device = next((parameter.device for _, parameter in named if not parameter.is_meta), torch.device("cpu"))
-    told = torch.tensor([unfit is not None], dtype=torch.int64, device=device)
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    if told.item():
-        raise PlanError(unfit or "another rank's module does not fit the plan: build the same one on every rank")
     sums = torch.stack([_checksum(parameter.detach()) for _, parameter in named])
     least, most = sums.clone(), sums.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN)
@@ -60,15 +63,6 @@ def check_values(module: nn.Module, compute: str) -> None:
             f"parameter '{unlike}' has other values on other ranks: build the module from one seed, or load one "
             "checkpoint, on every rank"
         )
-
-
-def _unfit(named: list[tuple[str, nn.Parameter]], compute: str) -> str | None:
-    for name, parameter in named:
-        if parameter.is_meta:
-            return f"parameter '{name}' has no values (it is on meta): build the module on a real device"
-        if parameter.dtype != DTYPES[compute]:
-            return f"parameter '{name}' is {parameter.dtype}, and the recipe computes in {compute}: convert one"
-    return None
 
 
 def _checksum(values: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, did_you_mean
 from meshwright.plan.spec import Placed
 from meshwright.runtime.gradients import add_back, clip_by_norm, global_norm, set_aside, sum_replicas
 from meshwright.runtime.loss import IGNORED, count_tokens, next_token_loss
@@ -41,6 +41,9 @@ class ParallelModel:
         self.plan = place.inputs.plan
         self.counter = counter
         self._sharded = sharded
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        everything = module.named_parameters(remove_duplicate=False)
+        self._owner_of = {name: names[id(parameter)] for name, parameter in everything}
 
     def parameter_groups(self) -> list[dict[str, list[nn.Parameter]]]:
         """This rank's parts of the parameters, for an optimizer: what FSDP2 shards apart from what it does not, since
@@ -80,14 +83,22 @@ class ParallelModel:
         return norm
 
     def full_parameter(self, name: str) -> Tensor:
-        """A whole parameter, by its name in the untouched module. Every rank must ask."""
-        return self.layouts[name].whole(self.module.get_parameter(name))
+        """A whole parameter, by its name in the untouched module; a tied one by any of its names. Every rank must ask.
+
+        Raises PlanError where no parameter has the name.
+        """
+        return self._layout(name).whole(self.module.get_parameter(name))
 
     def full_gradient(self, name: str) -> Tensor:
-        """A whole gradient, zeros where none came. Every rank must ask."""
-        parameter = self.module.get_parameter(name)
+        """A whole gradient, zeros where none came; names as for `full_parameter`. Every rank must ask."""
+        layout, parameter = self._layout(name), self.module.get_parameter(name)
         gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        return self.layouts[name].whole(gradient)
+        return layout.whole(gradient)
+
+    def _layout(self, name: str) -> Layout:
+        if name not in self._owner_of:
+            raise PlanError(f"the module has no parameter '{name}'; {did_you_mean(name, self._owner_of)}")
+        return self.layouts[self._owner_of[name]]
 
     @property
     def _device(self) -> torch.device:

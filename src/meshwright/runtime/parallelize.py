@@ -4,9 +4,12 @@ In order: cut what tensor parallelism splits; let layers hand activations over w
 differently; draw dropout from a counter; shard what a state shards (FSDP2); note how every parameter lies.
 """
 
+import logging
 from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -14,14 +17,16 @@ from meshwright.errors import PlanError
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.spec import Placed
 from meshwright.runtime.mesh import ProcessGroups
-from meshwright.runtime.owners import check_values, parameter_owners
+from meshwright.runtime.owners import check_dtypes, check_values, parameter_owners
 from meshwright.runtime.parallel_model import ParallelModel
 from meshwright.runtime.place import Place
 from meshwright.runtime.randomness import Counter, install_dropout
 from meshwright.runtime.redistribute import Move, moved
 from meshwright.runtime.shard import Cut, Layout
 from meshwright.runtime.split import split_layer
+from meshwright.runtime.together import on_every_rank
 
+_log = logging.getLogger(__name__)
 _UNDER_A_PLAN = "_meshwright_under_a_plan"
 
 
@@ -29,18 +34,20 @@ def parallelize(module: nn.Module, inputs: Inputs) -> ParallelModel:
     """Make a module train under a plan, on the ranks of torch.distributed's default process group.
 
     `module` holds the whole model, equal on every rank; it is changed in place: afterwards it holds this rank's part.
-    Raises PlanError where the runtime cannot run the plan, or the module is not the plan's model.
+    Raises PlanError, the same on every rank, where the runtime cannot run the plan, or a module is not the plan's
+    model. Logs what the runtime makes nothing of.
     """
-    problems = [problem for problem in check_plan(inputs, "runtime") if problem.severity == "error"]
-    if problems:
-        raise PlanError("the runtime cannot run this plan:\n" + "\n".join(str(problem) for problem in problems))
-    if getattr(module, _UNDER_A_PLAN, False):
-        raise PlanError("this module is under a plan already: build a new one for another plan")
-    owners = parameter_owners(module, inputs.model)
+    if not dist.is_initialized():
+        raise PlanError(
+            "torch.distributed has no process group yet: start the program with torchrun, and call "
+            "torch.distributed.init_process_group() first"
+        )
+    device = next((each.device for each in module.parameters() if not each.is_meta), torch.device("cpu"))
+    owners = on_every_rank(partial(_checked_owners, module, inputs), device)
     place = Place(inputs, ProcessGroups(inputs.plan))
-    check_values(module, inputs.recipe.precision.compute)
+    check_values(module)
     counter = Counter(inputs.recipe.seed)
-    _check_attention(module, place)
+    on_every_rank(partial(_check_attention, module, place), device)
     setattr(module, _UNDER_A_PLAN, True)
     cuts = _split(module, place)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -48,6 +55,22 @@ def parallelize(module: nn.Module, inputs: Inputs) -> ParallelModel:
     _draw_dropout(module, place, counter)
     layouts = _layouts(place, owners, {names[id(parameter)]: cut for parameter, cut in cuts})
     return ParallelModel(module, place, layouts, _shard(module, place), counter)
+
+
+def _checked_owners(module: nn.Module, inputs: Inputs) -> dict[str, str]:
+    """Parameter name → layer. Raises PlanError for all that this rank alone can see."""
+    problems = check_plan(inputs, "runtime")
+    errors = [str(problem) for problem in problems if problem.severity == "error"]
+    if errors:
+        raise PlanError("the runtime cannot run this plan:\n" + "\n".join(errors))
+    if getattr(module, _UNDER_A_PLAN, False):
+        raise PlanError("this module is under a plan already: build a new one for another plan")
+    owners = parameter_owners(module, inputs.model)
+    check_dtypes(module, inputs.recipe.precision.compute)
+    for problem in problems:
+        if problem.scope == "runtime" and dist.get_rank() == 0:
+            _log.warning("%s", problem)
+    return owners
 
 
 def _check_attention(module: nn.Module, place: Place) -> None:
@@ -120,10 +143,18 @@ def _shard(module: nn.Module, place: Place) -> list[FSDPModule]:
             each.set_force_sum_reduction_for_comms(True)
             each.set_gradient_divide_factor(1.0)
             sharded.append(each)
+    _prefetch(sharded, place.inputs.plan.execution.prefetch)
     if sharded:
         # A root of its own without parameters: FSDP2 wants one above a unit of several modules.
         fully_shard(module, mesh=mesh, ignored_params=set(module.parameters()))
     return sharded
+
+
+def _prefetch(sharded: list[FSDPModule], ahead: int) -> None:
+    """Gather so many units ahead, in forward and in backward. Without a list FSDP2 takes one ahead by itself."""
+    for number, unit in enumerate(sharded if ahead else ()):
+        unit.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + ahead])
+        unit.set_modules_to_backward_prefetch(sharded[max(number - ahead, 0) : number][::-1])
 
 
 def _units(place: Place) -> list[list[Placed]]:

@@ -9,14 +9,15 @@ import pickle
 import shutil
 import signal
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Any
 
+from meshwright.train.keeper import keep
 from meshwright.train.worker import Failed, Message, Place, become_worker, readable_stack, serve
 
 _GOODBYE = 1.0  # seconds for idle workers to leave by themselves
@@ -32,9 +33,12 @@ class Crew:
     def __init__(self, size: int, group_timeout: float, prepare: Callable[[], None]) -> None:
         self.scratch = Path(tempfile.mkdtemp(prefix="meshwright-"))
         self.places = [Place(rank, size, self.scratch, group_timeout) for rank in range(size)]
+        self._keeper: ForkProcess | None = None
         self._processes: list[ForkProcess] = []
         self._pipes: list[Connection] = []
         try:
+            self._keeper = _process(keep, os.getpid(), self.scratch)
+            self._start(self._keeper)
             for place in self.places:
                 self._fork(place, prepare)
         except BaseException:
@@ -42,19 +46,20 @@ class Crew:
             raise
 
     def _fork(self, place: Place, prepare: Callable[[], None]) -> None:
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
+        ours, theirs = multiprocessing.get_context("fork").Pipe()
         self._pipes.append(ours)
-        parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
-        # Not daemonic: a worker may have children of its own (a DataLoader's); `kill` ends those too.
-        process = context.Process(target=_live, args=(place, theirs, self._pipes, prepare, parent))
-        self._processes.append(process)
+        self._processes.append(_process(_live, place, theirs, self._pipes, prepare))
+        self._start(self._processes[-1])
+        theirs.close()
+
+    def _start(self, process: ForkProcess) -> None:
+        """Fork a process into the group that the keeper leads."""
         with warnings.catch_warnings():  # Python 3.12 counts the idle threads that numpy starts on import
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
             process.start()
-        theirs.close()
-        with contextlib.suppress(OSError):
-            os.setpgid(process.pid or 0, process.pid or 0)  # a process group of its own, to be killed as a whole
+        leader = self._keeper or process
+        with contextlib.suppress(OSError):  # it may be dead already
+            os.setpgid(process.pid or 0, leader.pid or 0)
 
     def send(self, data: bytes) -> None:
         """Give every rank a task; `receive` tells of those that are dead."""
@@ -121,34 +126,40 @@ class Crew:
 
     def kill(self) -> None:
         """End every process with its children, wait for it, and remove the scratch directory."""
-        started = [process for process in self._processes if process.pid is not None]
+        started = [each for each in (self._keeper, *self._processes) if each is not None and each.pid is not None]
+        if self._keeper in started:
+            _kill_group(started[0])
         for process in started:
-            _kill_group(process)
+            process.kill()  # one that left the group too
         for process in started:
             process.join()
             with contextlib.suppress(ValueError):  # a program that ignores SIGCHLD never learns of an end
                 process.close()
+        self._keeper = None
         self._processes.clear()
         for pipe in self._pipes:
             pipe.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-def _live(
-    place: Place, pipe: Connection, parents_pipes: list[Connection], prepare: Callable[[], None], parent: int | None
-) -> None:
+def _process(target: Callable[..., None], *args: Any) -> ForkProcess:
+    # Not daemonic: a worker may have children of its own (a DataLoader's); `kill` ends those too.
+    return multiprocessing.get_context("fork").Process(target=target, args=args)
+
+
+def _live(place: Place, pipe: Connection, parents_pipes: list[Connection], prepare: Callable[[], None]) -> None:
     for other in parents_pipes:
         other.close()  # inherited by the fork; held open, it would hide the parent's end from its worker
     prepare()
-    become_worker(place, parent)
+    become_worker(place)
     serve(place, pipe)
 
 
-def _kill_group(process: ForkProcess) -> None:
-    """Kill a process and what it started. A number that is free and taken again is somebody else's."""
-    pid = process.pid or 0
-    reaped = process.exitcode is not None
-    process.kill()
+def _kill_group(leader: ForkProcess) -> None:
+    """Kill a process and the group that it leads. A number that is free and taken again is somebody else's."""
+    pid = leader.pid or 0
+    reaped = leader.exitcode is not None
+    leader.kill()
     with contextlib.suppress(OSError):
         if not (reaped and _exists(pid)):
             os.killpg(pid, signal.SIGKILL)

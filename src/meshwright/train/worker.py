@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import pickle
@@ -30,7 +29,6 @@ _PEER_IS_GONE = re.compile(
     "Connection (closed|reset) by peer|Broken pipe|Application timeout caused pair closure"
     "|Timed out waiting [0-9]+ms|[Tt]imeout waiting for key"
 )
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -115,12 +113,8 @@ def pack(message: object) -> bytes:
     return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def become_worker(place: Place, parent: int | None) -> None:
-    """Make the freshly forked process a quiet worker: one thread, no Ctrl-C, an end with its parent.
-
-    `parent` is the process id of the parent, or None where its death cannot be followed: the kernel watches the
-    thread that forked, so a pool made in a passing thread must not ask for it.
-    """
+def become_worker(place: Place) -> None:
+    """Make the freshly forked process a quiet worker: one thread, no Ctrl-C, a file for its stack."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     if sys.platform == "linux":
@@ -129,10 +123,6 @@ def become_worker(place: Place, parent: int | None) -> None:
         with contextlib.suppress(OSError):
             if os.sched_getscheduler(0) == os.SCHED_OTHER:
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        if parent is not None:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
     stack = os.open(place.stack, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # stays open as long as the process
     faulthandler.enable(stack)
     faulthandler.register(signal.SIGUSR1, stack)

@@ -1,4 +1,6 @@
-"""BERT, RoBERTa and DistilBERT with their heads for masked tokens (transformers.models.bert, roberta, distilbert)."""
+"""BERT, RoBERTa, XLM-RoBERTa and DistilBERT with their heads for masked tokens (transformers.models.bert, roberta,
+xlm_roberta, distilbert).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ _BERT = {
 """Of transformers' BertConfig."""
 _ROBERTA = _BERT | {"vocab_size": 50265, "pad_token_id": 1}
 """Of transformers' RobertaConfig."""
+_XLM_ROBERTA = _BERT | {"pad_token_id": 1}
+"""Of transformers' XLMRobertaConfig."""
 _DISTILBERT = _BERT | {"num_hidden_layers": 6}
 """Of transformers' DistilBertConfig."""
 _DISTILBERT_NAMES = {
@@ -81,9 +85,17 @@ def bert(config: Config, name: str) -> ModelSpec:
 
 def roberta(config: Config, name: str) -> ModelSpec:
     """BERT with other names, and positions that are counted from the padding token's."""
+    return _masked(config, name, _roberta("roberta", _ROBERTA))
+
+
+def xlm_roberta(config: Config, name: str) -> ModelSpec:
+    """RoBERTa with other defaults."""
+    return _masked(config, name, _roberta("xlm-roberta", _XLM_ROBERTA))
+
+
+def _roberta(family: str, defaults: Mapping[str, object]) -> _Kin:
     head = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
-    kin = _Kin("roberta", "roberta", head, ("lm_head",), _ROBERTA, head_activation="gelu", shifted=True)
-    return _masked(config, name, kin)
+    return _Kin(family, "roberta", head, ("lm_head",), defaults, head_activation="gelu", shifted=True)
 
 
 def distilbert(config: Config, name: str) -> ModelSpec:

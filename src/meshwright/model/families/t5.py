@@ -43,7 +43,8 @@ def t5(config: Config, name: str) -> ModelSpec:
     config.only("is_encoder_decoder", True, default=True)
     layers = config.layers("num_layers")
     after = layers if config.fields.get("num_decoder_layers") is None else config.layers("num_decoder_layers")
-    tied = config.flag("tie_word_embeddings", True)
+    # transformers 5 writes the first as true always, and the second as what the first was
+    tied = config.flag("tie_word_embeddings", True) and config.flag("scale_decoder_outputs", True)
     copies = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *(["lm_head.weight"] if tied else [])]
     return ModelSpec(
         name=name,

@@ -1,4 +1,4 @@
-"""From what is typed to what is estimated: a plan in a file, or the uniform plan that options describe."""
+"""The command line's own reading: from what is typed to a plan, in a file or as the uniform plan of the options."""
 
 import os
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from meshwright.cluster.resolve import resolve_cluster
 from meshwright.errors import PlanError
 from meshwright.model.resolve import catalog_names, resolve_model
-from meshwright.plan.resolve import plan_inputs, read_plan
+from meshwright.plan.resolve import read_inputs
 from meshwright.plan.rules import Inputs
 from meshwright.plan.shorthand import uniform_plan
 from meshwright.plan.spec import Plan
@@ -45,8 +45,7 @@ def _in_file(path: str, named: Named, given: Mapping[str, Any], output: str | No
     idle = [_flag(name) for name in given] + ["-o"] * (output is not None)
     if idle:
         raise PlanError(f"{', '.join(idle)}: for uniform plans, and {path} is a plan already; leave one of them out")
-    folder = Path(path).parent
-    return plan_inputs(read_plan(path), model=named.model, cluster=named.cluster, recipe=named.recipe, folder=folder)
+    return read_inputs(path, model=named.model, cluster=named.cluster, recipe=named.recipe)
 
 
 def _uniform(named: Named, given: Mapping[str, Any], output: str | None) -> Inputs:

@@ -1,0 +1,5 @@
+"""Any `torch.nn.Module` as a ModelSpec. Needs torch."""
+
+from meshwright.trace.module import trace
+
+__all__ = ["trace"]

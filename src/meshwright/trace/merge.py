@@ -1,0 +1,180 @@
+"""Items that belong together: routers and experts, biases that were added apart, the turns of a loop over time."""
+
+from collections.abc import Iterable
+
+from meshwright.trace.items import Item, Names
+from meshwright.trace.products import add_bias
+from meshwright.trace.tape import ELEMENTWISE, SOFTMAX, VIEWS, Step, Tape, Value, sources
+
+_ROUTED = ELEMENTWISE | SOFTMAX | {"softplus", "scatter", "gather", "sum", "topk", "amax", "index"}
+_FEW = 4
+"""Equal products of one module up to this many are told apart; more are turns of a loop."""
+
+
+def attention_dropout(items: list[Item], tape: Tape) -> list[Item]:
+    """Sums inside of an attention core are its own; dropout there is that of its weights."""
+    owner = {serial: item for item in items for serial in item.traits.get("between", ())}
+    kept: list[Item] = []
+    for item in items:
+        core = owner.get(item.serial - 1) or owner.get(item.serial)
+        if core is not None and item.op == "dropout":
+            kept.append(_of_weights(core, item.fields["probability"], item.serial))
+        elif core is None or item.op not in ("add", "activation"):
+            kept.append(item)
+        if item.op == "attention" and item.traits.get("dropped"):
+            kept.append(_of_weights(item, item.traits["dropped"], item.serial))
+    after = {id(item): place for place, item in enumerate(kept)}
+    return sorted(kept, key=lambda item: (_end(item), after[id(item)]))
+
+
+def _end(item: Item) -> int:
+    """Dropout on weights is written after its core."""
+    core = item.traits.get("core")
+    return core.serial if core is not None else item.serial
+
+
+def _of_weights(core: Item, probability: float, serial: int) -> Item:
+    fields = {"width": core.fields["heads"], "probability": probability, "of": "attention"}
+    item = Item("dropout", fields, core.rows, serial, core.module, core.output, context=core.context)
+    item.traits["core"] = core
+    return item
+
+
+def late_biases(items: Iterable[Item], tape: Tape) -> None:
+    """Biases that are added after the product."""
+    by_output = {item.output: item for item in items if item.op in ("linear", "convolution")}
+    for step in tape.steps:
+        if step.op not in ("add", "add_") or len(step.values) != 2:  # noqa: PLR2004 - a product and a bias
+            continue
+        for bias, product in (step.values, step.values[::-1]):
+            if bias.parameter is None or product.is_weight:
+                continue
+            item = next((by_output[each] for each in sources(product, VIEWS, limit=5) if each in by_output), None)
+            if item is not None and not item.fields.get("bias") and bias.numel == item.fields["outputs"]:
+                add_bias(item, bias)
+
+
+def folded_experts(items: list[Item], tape: Tape, names: Names) -> list[Item]:
+    """The products of one module's experts as one operator, and the matrix that chooses among them as a router."""
+    kept: list[Item] = []
+    waiting: list[Item] = []
+    for item in [*items, None]:
+        if item is not None and item.op == "expert" and (not waiting or waiting[-1].module == item.module):
+            waiting.append(item)
+            continue
+        if waiting and (item is None or item.op not in ("activation", "add", "dropout")):
+            kept += _experts(waiting, kept, tape, names)
+            waiting = []
+        if item is not None:
+            if item.op == "expert":
+                waiting = [item]
+            elif not waiting:
+                kept.append(item)
+    return kept
+
+
+def _experts(products: list[Item], before: list[Item], tape: Tape, names: Names) -> list[Item]:
+    chosen = _last_choice(products[0], tape)
+    count = products[0].traits["count"]
+    first, last = products[0].fields, products[-1].fields
+    hidden, ffn = first["inputs"], last["inputs"]
+    widths = [item.fields["outputs"] for item in products[:-1]]
+    plain = sum(widths) in (ffn, 2 * ffn) and last["outputs"] == hidden and len(products) > 1
+    top_k = int(chosen.output.shape[-1]) if chosen is not None else 0
+    if not plain or not top_k or products[0].rows % top_k:
+        return [_spread(item) for item in products]
+    fields = {"count": count, "top_k": top_k, "hidden": hidden, "ffn": ffn, "gated": sum(widths) == 2 * ffn}
+    tables = [str(item.weight) for item in products]
+    biases = [name for name in names.of(tables[0].rpartition(".")[0]) if name not in tables]
+    wanted = count * (sum(widths) + hidden)
+    fields["bias"] = bool(biases) and sum(map(names.numel, biases)) == wanted
+    made = products[-1]
+    item = Item("experts", fields, products[0].rows // top_k, made.serial, made.module, made.output)
+    item.others = (*tables, *(biases if fields["bias"] else ()))
+    item.flops, item.steps = sum(each.flops for each in products), made.steps
+    if chosen is not None:
+        _make_router(before, chosen, count, top_k)
+    return [item]
+
+
+def _spread(item: Item) -> Item:
+    """Products that are no experts as we know them: as matrices whose parameters are counted apart."""
+    item.op = "linear"
+    item.traits["batched"] = True
+    return item
+
+
+def _last_choice(item: Item, tape: Tape) -> Step | None:
+    earlier = tape.steps[: item.steps[0]]
+    return next((step for step in reversed(earlier) if step.op == "topk"), None)
+
+
+def _make_router(items: list[Item], chosen: Step, count: int, top_k: int) -> None:
+    """Of the matrices before, the one whose outputs the experts are chosen by."""
+    known = {item.output: item for item in items if item.op == "linear" and item.fields["outputs"] == count}
+    scores = chosen.values[0]
+    item = next((known[value] for value in sources(scores, _ROUTED, limit=80) if value in known), None)
+    if item is not None:
+        item.op = "router"
+        item.fields = {
+            "hidden": item.fields["inputs"],
+            "experts": count,
+            "top_k": top_k,
+            "bias": item.fields.get("bias", False),
+            "function": "sigmoid" if _is_sigmoid(scores) else "softmax",
+        }
+
+
+def _is_sigmoid(scores: Value) -> bool:
+    made = [value.step.op for value in sources(scores, _ROUTED, limit=80) if value.step is not None]
+    return "sigmoid" in made and not SOFTMAX & set(made)
+
+
+def folded_turns(items: list[Item], batch: int) -> list[Item]:
+    """Turns of a loop: products with one matrix at a position at a time, and many equal products of one module; calls
+    of one convolution. Their positions add up.
+    """
+    kept: list[Item] = []
+    first: dict[tuple[object, ...], Item] = {}
+    many = _many(items)
+    for item in items:
+        key = _key(item)
+        turns = item.op == "convolution" or (item.op == "linear" and item.rows <= batch) or key in many
+        if key is None or not turns or key not in first:
+            kept.append(item)
+            if key is not None:
+                first[key] = item
+            continue
+        known = first[key]
+        known.rows, known.flops = known.rows + item.rows, known.flops + item.flops
+        known.input_rows += item.input_rows
+    return kept
+
+
+def _many(items: list[Item]) -> set[tuple[object, ...]]:
+    counts: dict[tuple[object, ...], int] = {}
+    for item in items:
+        key = _key(item)
+        if key is not None and item.op not in ("linear", "convolution"):
+            counts[key] = counts.get(key, 0) + 1
+    return {key for key, count in counts.items() if count > _FEW}
+
+
+def _key(item: Item) -> tuple[object, ...] | None:
+    if item.op in ("linear", "convolution"):
+        return (item.op, item.weight, item.portion, item.module) if item.weight else None
+    if item.op == "attention":
+        return None
+    fields = tuple(sorted((name, str(value)) for name, value in item.fields.items()))
+    return (item.op, item.module, fields, item.weight, item.others, item.learns)
+
+
+def position_limit(items: Iterable[Item], length: int) -> int | None:
+    """Rows of the table that positions are looked up in."""
+    rows = [item.fields["rows"] for item in items if item.op == "embedding" and item.traits.get("positions")]
+    return min((each for each in rows if each >= length), default=None)
+
+
+def learns(values: Iterable[Value]) -> bool:
+    """Whether a gradient passes through one of them."""
+    return any(value.learns for value in values)

@@ -1,0 +1,141 @@
+"""Any torch module as a ModelSpec: run once without values, and written down."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
+
+from meshwright.model.spec import ModelSpec
+from meshwright.trace.assemble import assemble
+from meshwright.trace.check import check_parameters, differences
+from meshwright.trace.errors import TraceError, failure
+from meshwright.trace.example import Example, examples
+from meshwright.trace.fake import ModuleLike, fake_mode, fake_module
+from meshwright.trace.recorder import FlopSum, Recorder
+
+
+def trace(module: ModuleLike | Callable[[], Any], inputs: Any = None, *, name: str = "") -> ModelSpec:
+    """A module, or a function or class that builds one → ModelSpec.
+
+    The forward and backward pass run under fake tensors: nothing is allocated or computed, so that a model of any size
+    is traced on a laptop if a function builds it. A module that exists is copied without its values, and left as it
+    is. A builder may also return a pair of the module and its example inputs.
+
+    `inputs` are what the module is called with: a tensor, a tuple, or a dictionary by parameter; their first dimension
+    is the batch. A module with a configuration of transformers needs none. Where it takes them, the module is run at
+    other sizes than the examples', to see what belongs to samples and to positions; lengths that it does not take are
+    the model's own, as given.
+
+    Raises TraceError where inputs are missing, the forward pass fails, or what it does depends on values. Warns where
+    the result counts other FLOPs than torch's own counter.
+    """
+    mode = fake_mode()
+    recorder = Recorder()
+    with recorder.recording():
+        built, inputs = _built(module, inputs, mode)
+    example = _run(built, inputs, mode, recorder)
+    name = name or _name(module, built)
+    batch = f"batch {example.batch}" + "".join(f", {key} {length}" for key, length in example.lengths.items())
+    source = f"traced from {type(built).__module__}.{type(built).__qualname__} ({batch}; torch {torch.__version__})"
+    spec = assemble(built, recorder.tape, example, name=name, source=source)
+    check_parameters(spec, sum(parameter.numel() for parameter in built.parameters()))
+    lengths = {key: stream.length or example.lengths[key] for key, stream in spec.streams.items()}
+    notes = differences(spec, recorder.tape, example.batch, lengths)
+    if notes:
+        warnings.warn(f"the trace of '{name}' {'; '.join(notes)}", stacklevel=2)
+        spec = spec.model_copy(update={"source": f"{spec.source}; {'; '.join(notes)}"})
+    return spec
+
+
+def _built(module: Any, inputs: Any, mode: FakeTensorMode) -> tuple[nn.Module, Any]:
+    """The module without values, and inputs where the builder gives some."""
+    given: list[Any] = []
+
+    def build() -> Any:
+        found = module()
+        if isinstance(found, tuple) and len(found) == 2:  # noqa: PLR2004 - a module and its inputs
+            given.append(found[1])
+            return found[0]
+        return found
+
+    built = fake_module(module if isinstance(module, nn.Module) else build, mode)
+    return built, inputs if inputs is not None else next(iter(given), None)
+
+
+def _name(module: Any, built: nn.Module) -> str:
+    known = getattr(getattr(built, "config", None), "_name_or_path", "")
+    return str(known or getattr(module, "__name__", "") or type(built).__name__)
+
+
+def _run(built: nn.Module, inputs: Any, mode: FakeTensorMode, recorder: Recorder) -> Example:
+    """Record the first example that the module takes. Raises TraceError for the last one, if it takes none."""
+    waiting = examples(built, inputs, mode)
+    while True:
+        example = waiting.pop(0)
+        recorder.begin(built)
+        try:
+            _record(built, example, mode, recorder)
+        except TraceError:
+            if not waiting:
+                raise
+            continue
+        return example
+
+
+def _record(built: nn.Module, example: Example, mode: FakeTensorMode, recorder: Recorder) -> None:
+    for name, tensor in example.tensors(built.forward):
+        recorder.name_input(name, tensor)
+    with _quiet(), mode, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        with torch.backends.mkldnn.flags(enabled=False):  # its LSTM hides the matrices from the count
+            with recorder.following(), recorder.recording():
+                output = _forward(built, example, recorder)
+            results = [each for each in _results(output) if each.requires_grad]
+            recorder.tape.outputs = tuple(recorder.value(each) for each in results)
+            recorder.tape.backward_flops = _backward(output, results)
+
+
+def _forward(built: nn.Module, example: Example, recorder: Recorder) -> Any:
+    try:
+        return built(*example.arguments, **example.keywords)
+    except Exception as error:
+        running = recorder.modules[-1]
+        kind = type(dict(built.named_modules()).get(running, built)).__name__
+        recorder.modules[1:] = []
+        raise failure(error, running, kind) from error
+
+
+def _results(output: Any) -> list[torch.Tensor]:
+    if hasattr(output, "values") and callable(output.values):
+        output = list(output.values())
+    return [each for each in tree_leaves(output) if isinstance(each, torch.Tensor) and each.is_floating_point()]
+
+
+def _backward(output: Any, results: list[torch.Tensor]) -> int | None:
+    """Matrix FLOPs of the backward pass from the loss, or from the sum of what the model returns."""
+    loss = getattr(output, "loss", None)
+    total = loss if isinstance(loss, torch.Tensor) else sum(each.sum() for each in results)
+    if not isinstance(total, torch.Tensor) or not total.requires_grad:
+        return 0
+    count = FlopSum()
+    try:
+        with count.counting():
+            total.backward()  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001 - kernels of others without a fake backward; the caller says so
+        return None
+    return count.total
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Warnings of a model that runs without values are of no use to anyone."""
+    with ExitStack() as stack, contextlib.suppress():
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,103 @@
+"""What hides behind computing, and what does not, in whole plans."""
+
+from typing import Any
+
+import pytest
+
+from meshwright.cost.calibration import IDEAL, Calibration
+from meshwright.cost.estimate import Estimate, estimate_plan
+from tests.cost.build import inputs, llama
+
+WIDE = llama(hidden_size=4096, intermediate_size=8192, vocab_size=8192)
+
+
+def found(
+    roles: dict[str, str],
+    *,
+    cluster: str = "4x1xh100",
+    overlap: tuple[str, ...] = ("gathers", "gradients"),
+    calibration: Calibration = IDEAL,
+    **asked: Any,
+) -> Estimate:
+    """A wide Llama on four nodes of one device."""
+    settings: dict[str, Any] = {"batch": 16, "sequence": 1024, "micro_batches": 4} | asked
+    execution = {"overlap": list(overlap)} | settings.pop("execution", {})
+    mesh = settings.pop("mesh", {"all": 4})
+    return estimate_plan(inputs(WIDE, cluster, mesh, roles, execution=execution, **settings), calibration)
+
+
+@pytest.mark.parametrize(("role", "part"), [("dp", "gradients"), ("dp/zero3", "gathers")])
+def test_what_overlaps_takes_less_time_but_never_less_than_computing(role: str, part: str) -> None:
+    apart, beside = found({"all": role}, overlap=()), found({"all": role}, overlap=(part,))
+    assert beside.parts["state"] < apart.parts["state"]
+    for name in ("forward", "backward", "optimizer"):
+        assert beside.parts[name] == apart.parts[name]
+
+
+def test_over_gloo_nothing_overlaps() -> None:
+    fp32 = {"precision": {"compute": "fp32"}}
+    apart, beside = (found({"all": "dp/zero3"}, cluster="cpu:4", overlap=o, recipe=fp32) for o in ((), ("gathers",)))
+    assert beside.step_time_s == apart.step_time_s
+
+
+def test_more_prefetch_is_never_slower() -> None:
+    times = [found({"all": "dp/zero3"}, execution={"prefetch": depth}).step_time_s for depth in (0, 1, 2, 4)]
+    assert times == sorted(times, reverse=True)
+    assert times[1] < times[0]
+
+
+def test_contention_makes_what_overlaps_slower() -> None:
+    contended = IDEAL.model_copy(update={"contention": 0.5})
+    free, slowed = (
+        found({"all": "dp/zero3"}, cluster="4xh100", batch=64, calibration=each) for each in (IDEAL, contended)
+    )
+    assert slowed.step_time_s > free.step_time_s
+
+
+def test_tensor_exchanges_cut_into_pieces_leave_one_of_them() -> None:
+    """One of four pieces stays where computing is longer than the exchange, as in all layers but the embedding."""
+    apart, beside = (found({"all": "tp"}, cluster="4xh100", overlap=overlap, batch=64) for overlap in ((), ("tensor",)))
+    assert apart.parts["tensor"] / 4 <= beside.parts["tensor"] < apart.parts["tensor"] * 0.3
+
+
+@pytest.mark.parametrize("what", ["optimizer", "parameters", "activations"])
+def test_offload_costs_time_and_saves_memory(what: str) -> None:
+    before = found({"all": "dp"}, cluster="4xh100")
+    after = found({"all": "dp"}, cluster="4xh100", offload={what: "cpu"})
+    assert after.step_time_s > before.step_time_s
+    assert after.memory_peak_bytes < before.memory_peak_bytes
+
+
+def test_an_offloaded_optimizer_takes_its_copies_and_the_hosts_memory() -> None:
+    """By hand: gradients of 4 bytes down, parameters of 2 up over PCIe 5 at what the catalogue gives, then 34 bytes a
+    parameter in a sixteenth of a node's 614.4 GB/s for each of eight devices.
+    """
+    after = found({"all": "dp"}, cluster="8xh100", mesh={"all": 1}, offload={"optimizer": "cpu"})
+    from meshwright.cluster.resolve import resolve_cluster
+
+    pcie = resolve_cluster("8xh100").links["pcie5"].bandwidth
+    expected = WIDE.parameters * (6 / pcie + 34 / (614.4e9 / 8))
+    assert after.parts["offload"] == pytest.approx(expected)
+
+
+def test_links_that_reach_less_take_longer() -> None:
+    half = Calibration.parse(
+        "meshwright_calibration: 1\nname: half\nsource: test\nother_links: {bandwidth: 0.5}\n", "half.yaml"
+    )
+    full, slowed = (found({"all": "dp"}, overlap=(), calibration=each) for each in (IDEAL, half))
+    assert 1.9 < slowed.parts["state"] / full.parts["state"] <= 2
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_every_schedule_of_single_stages_is_estimated(schedule: str) -> None:
+    one = found({"all": "dp"}, mesh={"all": 1}, pp=4, micro_batches=8, schedule=schedule)
+    assert 0 < one.bubble < 0.6
+
+
+def test_backwards_in_halves_shorten_the_bubble_and_keep_more() -> None:
+    whole, halves = (
+        found({"all": "dp"}, mesh={"all": 1}, pp=4, micro_batches=8, schedule=schedule)
+        for schedule in ("1f1b", "zb-h1")
+    )
+    assert halves.bubble < whole.bubble
+    assert halves.memory_peak_bytes >= whole.memory_peak_bytes

@@ -1,0 +1,74 @@
+"""The peak of each process under dp, zero3 and tp, by torch's allocator, is what `cost.memory` says."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import meshwright as mw
+from meshwright.cost.estimate import estimate_plan
+from meshwright.plan.rules import Inputs
+from meshwright.train.launch import WorkerPool
+from tests.cost.build import inputs, llama
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 2048,
+}
+SAMPLES, LENGTH, RANKS = 8, 128, 4
+FP32 = {"precision": {"compute": "fp32", "reduce": "fp32", "master": None}, "clip_norm": None}
+
+
+def _local(tensor: Tensor) -> int:
+    """Bytes of what this rank holds of a parameter."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).nbytes
+
+
+def _peak(asked: Inputs) -> int:
+    """Bytes at the peak of the second step: parameters and AdamW's moments, and what the allocator notes on top."""
+    torch.manual_seed(0)
+    module = LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="sdpa")).train()
+    parallel = mw.parallelize(module, asked.plan, recipe=asked.recipe)
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
+    ids = torch.randint(0, SIZES["vocab_size"], (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(1))
+
+    def step() -> None:
+        parallel.forward_backward({"input_ids": ids, "labels": ids})
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events = profiler.profiler.kineto_results.events()
+    notes = sorted((event for event in events if event.name() == "[memory]"), key=lambda event: event.start_ns())
+    now = peak = 0
+    for event in notes:
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak + 3 * sum(_local(parameter) for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("role", ["dp", "dp/zero3", "tp"])
+def test_the_peak_is_what_the_allocator_notes(pool: WorkerPool, role: str, micro_batches: int) -> None:
+    asked = inputs(
+        llama(**SIZES),
+        f"cpu:{RANKS}",
+        {"all": RANKS},
+        {"all": role},
+        batch=SAMPLES,
+        sequence=LENGTH,
+        micro_batches=micro_batches,
+        recipe=FP32,
+    )
+    expected = estimate_plan(asked).memory_peak_bytes
+    for peak in pool.run(_peak, asked):
+        assert peak == pytest.approx(expected, rel=0.03)
