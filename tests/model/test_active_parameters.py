@@ -32,6 +32,12 @@ def test_a_token_uses_the_published_number_of_parameters(name: str, billions: fl
     assert (model.active_parameters - table) / 1e9 == pytest.approx(billions, rel=0.022)
 
 
+@pytest.mark.parametrize(("name", "billions"), [("gpt-oss-120b", "116.83"), ("gpt-oss-20b", "20.91")])
+def test_gpt_oss_has_the_totals_of_its_card(name: str, billions: str) -> None:
+    """arXiv 2508.10925, table 1."""
+    assert f"{from_catalog(name).parameters / 1e9:.2f}" == billions
+
+
 @pytest.mark.parametrize("name", catalog_names())
 def test_only_experts_leave_parameters_idle(name: str) -> None:
     model = from_catalog(name)

@@ -5,9 +5,9 @@ import pytest
 from meshwright.model.operators import Linear
 from meshwright.model.resolve import from_catalog
 
-# Name → parameters, a tied one counted once: as model cards print them (BLOOM, Pythia, GPT-NeoX; torchvision's of ViT and
-# Swin), as others report `sum(p.numel())` of the released model, or the totals of the safetensors files on the Hugging
-# Face Hub, as of 2026.
+# Name → parameters, a tied one counted once: as model cards print them (BLOOM, Pythia, GPT-NeoX; torchvision's of ViT
+# and Swin), as others report `sum(p.numel())` of the released model, or the totals of the safetensors files on the
+# Hugging Face Hub, as of 2026.
 TOTALS = {
     "bert-base": 109_514_298,
     "bert-large": 335_174_458,

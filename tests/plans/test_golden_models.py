@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.model.operators import work_of
-from meshwright.model.resolve import resolve_model
+from meshwright.model.resolve import from_catalog, resolve_model
 from meshwright.model.spec import Layer, ModelSpec
 from tests.plans.golden import HERE
 
@@ -28,10 +28,11 @@ MIXTRAL |= {"num_attention_heads": 48, "num_key_value_heads": 8}
 INTERNLM = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
 SMOLLM = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
 
-# File, or name in the catalogue → the published parameters, the class in transformers, and the fields of its configuration that are no defaults.
+# File, or name in the catalogue → the published parameters, the class in transformers, and the fields of its
+# configuration that are no defaults.
 MODELS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "deepseek-v3.yaml": (671_026_404_352, "DeepseekV3ForCausalLM", {}),
-    "mixtral-8x22b.yaml": (140_620_634_112, "MixtralForCausalLM", MIXTRAL),
+    "mixtral-8x22b": (140_620_634_112, "MixtralForCausalLM", MIXTRAL),
     "t5-11b": (
         11_307_321_344,
         "T5ForConditionalGeneration",
@@ -150,21 +151,9 @@ def test_deepseek_trains_a_prediction_module_of_its_published_size() -> None:
     assert spec("deepseek-v3.yaml").by_name["mtp"].parameters == pytest.approx(11.5e9, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("file", "active"),
-    [
-        ("deepseek-v3.yaml", 37e9),
-        ("mixtral-8x22b.yaml", 39e9),
-    ],  # DeepSeek-V3 report; Mistral AI, Cheaper, Better, Faster
-)
-def test_a_token_uses_the_published_part_of_the_experts(file: str, active: float) -> None:
-    idle = sum(
-        part.experts.parameters() * (1 - part.experts.top_k / part.experts.count)
-        for layer in shared_layers(file)
-        for part in layer.stack.parts
-        if part.experts
-    )
-    assert MODELS[file][0] - idle == pytest.approx(active, rel=0.02)
+def test_deepseek_is_the_catalogues_but_for_the_prediction_module() -> None:
+    """This one is written by hand, so it holds the reader of configurations to what the report says."""
+    assert shared_layers("deepseek-v3.yaml") == list(from_catalog("deepseek-v3").layers)
 
 
 def test_a_resnet_needs_the_published_operations_for_an_image() -> None:

@@ -1,5 +1,5 @@
-"""Context parallelism by ring attention (Liu 2023, section 3): each rank has a run of positions of every sample, and all
-layers but attention need no others. Gradients of the parameters are summed once a step, as under data parallelism.
+"""Context parallelism by ring attention (Liu 2023, section 3): each rank has a run of positions of every sample, and
+all but attention needs no others. Gradients of the parameters are summed once a step, as under data parallelism.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Expert parallelism (Lepikhin 2020, GShard, section 3): experts are spread over neighbouring ranks, which otherwise have
-samples of their own. Positions are sent to their experts, and the answers back. What all ranks have sums its gradients
-over all of them, an expert only over the ranks that have it, too.
+"""Expert parallelism (Lepikhin 2020, GShard, section 3): experts are spread over neighbouring ranks, which have samples
+of their own otherwise. Positions are sent to their experts, and the answers back. What all ranks have sums its
+gradients over all of them, an expert over the ranks that have it.
 """
 
 import torch.distributed as dist
@@ -16,7 +16,7 @@ WAYS = 2
 
 def share(model: Model, rank: int, size: int) -> Kept:
     """The model with a run of each layer's experts."""
-    for layer in model[1:-1]:
+    for layer in [*model][1:-1]:
         for parameter in (layer.experts.gate_up, layer.experts.down):
             parameter.data, parameter.copies = parameter.data.chunk(WAYS)[rank % WAYS].clone(), size // WAYS
     return dict(model.named_parameters())

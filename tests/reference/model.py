@@ -15,7 +15,7 @@ from torch.nn import functional
 
 HIDDEN, FFN, HEADS, KV_HEADS, DIM, LAYERS, VOCABULARY = 32, 48, 8, 4, 4, 4, 64
 EXPERTS, CHOSEN = 8, 2
-SAMPLES, LENGTH, SEED = 12, 8, 1234
+SAMPLES, LENGTH, SEED = 8, 8, 1234
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries [batch, heads, seq, dim], keys and values [batch, kv heads, seq, dim] → [batch, heads, seq, dim]."""
@@ -27,7 +27,7 @@ Through = Callable[["Experts", Tensor], Tensor]
 class Job:
     """What a program is asked to do."""
 
-    micro_batches: int = 3
+    micro_batches: int = 2
     compute: torch.dtype = torch.float64
     sums: torch.dtype = torch.float64
     """The dtype in which gradients are reduced."""

@@ -124,7 +124,7 @@ def descend(parameters: Iterable[nn.Parameter], squares: Tensor | None = None) -
     """Plain gradient descent, clipped by the global norm where its square is given."""
     scale = 1.0 if squares is None else min(1.0, CLIP / float(squares.sqrt()))
     for parameter in parameters:
-        parameter -= RATE * scale * parameter.grad
+        parameter.sub_(RATE * scale * parameter.grad)
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -33,7 +33,7 @@ def _summed(x: Tensor, group: Any) -> Tensor:
 
 
 class Exchange(torch.autograd.Function):
-    """Each rank's tensor is cut along one dim, a piece for every rank; the pieces that come are joined along another."""
+    """Each rank's tensor is cut along one dim, a piece for each rank; the pieces that come are joined along another."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cut: int, join: int, group: Any) -> Tensor:

@@ -25,13 +25,14 @@ def scattered(x: Tensor, group: Any) -> Tensor:
 
 
 class Columns(torch.autograd.Function):
-    """x Wᵀ + b of all positions, from a rank's own. `again`: only these are kept, and gathered once more in backward."""
+    """x Wᵀ + b of all positions, from a rank's own. `again`: only these are kept, and gathered again in backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, group: Any, again: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, how: tuple[Any, bool]) -> Tensor:
         """[seq / size, batch, inputs] → [seq, batch, outputs]."""
-        whole, ctx.group, ctx.again = gathered(x, group), group, again
-        ctx.save_for_backward(x if again else whole, weight)
+        ctx.group, ctx.again = how
+        whole = gathered(x, ctx.group)
+        ctx.save_for_backward(x if ctx.again else whole, weight)
         return linear(whole, weight, bias)
 
     @staticmethod
@@ -39,7 +40,7 @@ class Columns(torch.autograd.Function):
         """The gradients of x, weight and bias."""
         kept, weight = ctx.saved_tensors
         whole, rows = gathered(kept, ctx.group) if ctx.again else kept, gradient.flatten(0, 1)
-        return scattered(gradient @ weight, ctx.group), rows.T @ whole.flatten(0, 1), rows.sum(0), None, None
+        return scattered(gradient @ weight, ctx.group), rows.T @ whole.flatten(0, 1), rows.sum(0), None
 
 
 class Scattered(torch.autograd.Function):

@@ -1,5 +1,5 @@
-"""Attention over positions that lie on several ranks (Liu 2023, section 3): keys and values of all ranks go round a ring,
-and attention is summed up block by block. In backward they go round once more, and their gradients behind them, home.
+"""Attention over positions that lie on several ranks (Liu 2023, section 3): keys and values of all ranks go round a
+ring, and attention is summed up block by block. In backward they go round again, and their gradients behind them, home.
 """
 
 from typing import Any
@@ -47,12 +47,12 @@ class Ring(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         """The gradients of queries, and of keys and values: the rank's own part stays, the others' come round."""
         q, kv, out, total = ctx.saved_tensors
-        for_q, parts, round_ = torch.zeros_like(q), [], None
+        for_q, parts = torch.zeros_like(q), []
         for turn in range(ctx.group.size()):
             kv = passed(kv, ctx.group) if turn else kv
             weights = (scores(q, kv[0], turn, ctx.group) - total).exp()
             slopes = weights * (gradient @ kv[1].mT - (gradient * out).sum(-1, keepdim=True)) * DIM**-0.5
             for_q += slopes @ kv[0]
             part = torch.stack([slopes.mT @ q, weights.mT @ gradient]).sum(3, keepdim=True)
-            own, round_ = (part, None) if not turn else (own, part if turn == 1 else part + passed(round_, ctx.group))
-        return for_q, own + passed(round_, ctx.group), None
+            parts.append(part + passed(parts[-1], ctx.group) if turn > 1 else part)
+        return for_q, parts[0] + passed(parts[-1], ctx.group), None

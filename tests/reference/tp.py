@@ -1,6 +1,6 @@
-"""Tensor parallelism (Shoeybi 2019, Megatron-LM, section 3): matrices cut by columns make a slice of the heads or of the
-width, matrices cut by rows a part of the sum. f copies in forward and sums gradients in backward; g sums in forward and
-copies in backward. Embedding and head are cut by vocabulary; the loss needs three small sums.
+"""Tensor parallelism (Shoeybi 2019, Megatron-LM, section 3): matrices cut by columns make a slice of the heads or of
+the width, matrices cut by rows a part of the sum. f copies in forward and sums gradients in backward; g sums in forward
+and copies in backward. Embedding and head are cut by vocabulary; the loss needs three small sums.
 """
 
 import torch.distributed as dist

@@ -1,6 +1,6 @@
 """Tensor parallelism with sequence parallelism (Korthikanti 2022, section 4.2.2): between the cut matrices a rank has a
-run of positions. They are gathered before the columns and, as only a rank's own are kept, once more in backward; sums
-after the rows are scattered. Norms and the rows' biases see some positions only: their gradients are summed once a step.
+run of positions. They are gathered before the columns and, as only a rank's own are kept, again in backward; sums after
+the rows are scattered. Norms and the rows' biases see some positions only: their gradients are summed once a step.
 """
 
 import torch.distributed as dist
@@ -21,7 +21,7 @@ def step(model: Model, kept: Kept, job: Job) -> Tensor:
     group, small, gradient = (dist.new_group(group_desc=name) for name in ("tensor", "loss", "gradient"))
 
     def columns(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return Columns.apply(x, weight, bias, group, job.gathered_again)
+        return Columns.apply(x, weight, bias, (group, job.gathered_again))
 
     def rows(x: Tensor, weight: Tensor) -> Tensor:
         return Scattered.apply(linear(x, weight), group)

@@ -1,5 +1,5 @@
-"""ZeRO stage 2 (Rajbhandari 2020, section 5.2, P_os+g): as stage 1, but no rank has whole gradients. As soon as a layer's
-backward is done, in every micro-batch, its gradients are reduced to the shards and freed.
+"""ZeRO stage 2 (Rajbhandari 2020, section 5.2, P_os+g): as stage 1, but no rank has whole gradients. As soon as a
+layer's backward is done, in every micro-batch, its gradients are reduced to the shards and freed.
 """
 
 import torch.distributed as dist

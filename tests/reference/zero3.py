@@ -1,5 +1,6 @@
-"""ZeRO stage 3 (Rajbhandari 2020, section 5.3; Zhao 2023, FSDP, section 3): ranks keep shards alone. A layer is gathered
-for its forward and freed, and so again for its backward, whose gradients go to the shards. The last goes back at once.
+"""ZeRO stage 3 (Rajbhandari 2020, section 5.3; Zhao 2023, FSDP, section 3): ranks keep shards alone. A layer is
+gathered for its forward and freed, and so again for its backward, whose gradients go to the shards. The last
+goes back at once.
 """
 
 import torch.distributed as dist

@@ -28,6 +28,12 @@ def test_llama_405b_has_the_parameters_that_its_authors_name() -> None:
     assert model_data(resolve_model("llama-3.1-405b"), 4096)["parameters"] == 405_853_388_800
 
 
+def test_a_mixture_says_what_one_token_uses() -> None:
+    assert "12.9 B per token" in plain_text(model_blocks(resolve_model("mixtral-8x7b"), 4096))
+    assert "active" not in plain_text(model_blocks(resolve_model("llama-3-8b"), 4096))
+    assert model_data(resolve_model("mixtral-8x7b"), 4096)["active_parameters"] == 12_879_925_248
+
+
 def test_forward_flops_are_two_a_parameter_and_the_attention() -> None:
     """2 x the parameters of every matrix, and 4 x sequence x heads x head_dim a layer (Kaplan 2020, table 1)."""
     spec, sequence = resolve_model("llama-3-8b"), 8192

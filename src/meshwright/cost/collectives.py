@@ -8,7 +8,6 @@ ring and of a pair of trees (Sanders, Speck and Traeff 2009), as NCCL does for f
     all_gather, reduce_scatter       (n - 1) a +   (n - 1) / n B / b
     all_to_all                       (n - 1) a +   (n - 1) / n B / b    pairwise exchange
     exchange                         (n - 1) a +               B / b    B is what is received
-    broadcast                        (n - 1) a +               B / b    a pipelined chain
     p2p                                    a +               B / b
 
 b depends on how the bytes travel (`TRAFFIC`). Where a level of c cards of bandwidth w leads out of units of u devices,
@@ -40,7 +39,6 @@ TRAFFIC: dict[Kind, Traffic] = {
     "all_reduce": "ring",
     "all_gather": "ring",
     "reduce_scatter": "ring",
-    "broadcast": "ring",
     "all_to_all": "spread",
     "exchange": "scatter",
     "p2p": "hop",

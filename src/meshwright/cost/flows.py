@@ -8,7 +8,7 @@ from meshwright.cost.shares import Share, elements
 from meshwright.model.operators import Attention, Embedding, Experts, Linear, Loss
 from meshwright.plan.spec import Recompute, Row, Save
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "broadcast", "p2p"]
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "p2p"]
 Purpose = Literal[
     "tensor", "context", "sequence", "expert", "loss", "shard", "gradient", "transition", "pipeline", "tied", "norm"
 ]

@@ -19,7 +19,7 @@ kernels each.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.cost import uses
+from meshwright.cost import attention_uses, uses
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Kernel, Storage, Use
 from meshwright.model.operators import (
@@ -65,10 +65,13 @@ class KernelSet:
         """What an operator keeps and moves; it keeps nothing where no gradient comes by."""
         kernel = self.kernels[type(share.operator)]
         use = kernel(share.operator, share, storage)
-        return use if share.passes or share.learns else use._replace(kept=0.0, core=0.0)
+        return use if share.passes or share.learns else use._replace(kept=0.0, core=0.0, held=0.0)
 
     def is_flash(self, share: Share, storage: Storage) -> bool:
         """Whether an attention core runs as flash attention; torch's CPU kernel has no dropout."""
+        kernel = self.kernels[Attention]
+        if kernel is attention_uses.attention_sdpa and isinstance(share.operator, Attention):
+            return storage.habits.sdpa and not attention_uses.is_math(share.operator, share, storage)
         return self.flash and not (storage.on_cpu and share.dropped)
 
 
@@ -76,7 +79,7 @@ _EAGER: dict[type, Kernel] = {
     Linear: uses.linear,
     Embedding: uses.embedding,
     Norm: uses.norm_eager,
-    Attention: uses.attention_eager,
+    Attention: attention_uses.attention_eager,
     Activation: uses.activation_eager,
     Dropout: uses.dropout_eager,
     Add: uses.moves(3),
@@ -91,10 +94,10 @@ _EAGER: dict[type, Kernel] = {
     Parameter: uses.moves(0),
     Loss: uses.loss_eager,
 }
-_SDPA = _EAGER | {Attention: uses.attention_sdpa, Dropout: uses.dropout_sdpa}
+_SDPA = _EAGER | {Attention: attention_uses.attention_sdpa, Dropout: uses.dropout_sdpa}
 _COMPILED = _SDPA | {
     Norm: uses.norm_compiled,
-    Attention: uses.attention_compiled,
+    Attention: attention_uses.attention_compiled,
     Activation: uses.activation_fused,
     Dropout: uses.dropout_flash,
     Add: uses.moves(1),
@@ -103,13 +106,13 @@ _COMPILED = _SDPA | {
 _FUSED = _EAGER | {
     Linear: uses.linear_gathered_again,
     Norm: uses.norm_fused,
-    Attention: uses.attention_fused,
+    Attention: attention_uses.attention_fused,
     Activation: uses.activation_fused,
     Dropout: uses.dropout_fused,
     Rotary: uses.moves(2),
     Loss: uses.loss_fused,
 }
-_FLASH = _FUSED | {Attention: uses.attention_flash, Dropout: uses.dropout_flash}
+_FLASH = _FUSED | {Attention: attention_uses.attention_flash, Dropout: uses.dropout_flash}
 
 KERNEL_SETS: dict[str, KernelSet] = {
     kernels.name: kernels

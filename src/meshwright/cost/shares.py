@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from meshwright.cost.reads import Reads
 from meshwright.document import Record
 from meshwright.model.operators import (
     Attention,
@@ -21,6 +22,7 @@ from meshwright.model.operators import (
     Norm,
     Operator,
     Parameter,
+    Rotary,
     Router,
     Scan,
     Work,
@@ -94,7 +96,7 @@ class Share(NamedTuple):
     passes: bool
     """True where a gradient goes on to its input."""
     fresh: bool = True
-    """False where the operator before it keeps the same input already."""
+    """False where another operator keeps the same input already."""
     dropped: bool = False
     """True where dropout works on what it puts out (of an attention core: on its weights)."""
     inside: bool = False
@@ -109,6 +111,10 @@ class Share(NamedTuple):
     """Positions per sample whose keys and values this rank holds, for an attention core."""
     partial: float = 0.0
     """Parameters that all tensor ranks hold, each with a part of their gradient."""
+    fused: bool = False
+    """True where queries, keys and values of an attention core are slices of what one matrix put out."""
+    turned: bool = False
+    """True where its queries and keys are tensors of their own by then: rotated, or normalised."""
 
 
 def elements(operator: Operator, work: Work) -> float:
@@ -140,9 +146,10 @@ def elements(operator: Operator, work: Work) -> float:
 
 def layer_shares(parts: list[tuple[Part, Ways]], extent: Extent, learning: Learning) -> list[list[Share]]:
     """The operators of each part as one rank has them, in order. Each part has the ways of its own row."""
-    flows, found = learning.fed, []
+    flows, found, reads = learning.fed, [], Reads()
     for part, ways in parts:
-        walk = _Walk(part.operators, ways, extent, learning, flows)
+        reads.next_part(part.operators, parallel=part.parallel)
+        walk = _Walk(part.operators, ways, extent, learning, flows=flows, reads=reads)
         found.append(list(walk))
         flows = walk.flows
     return found
@@ -152,15 +159,25 @@ class _Walk:
     """Goes through the operators of a part in order, and knows where it is."""
 
     def __init__(
-        self, operators: tuple[Operator, ...], ways: Ways, extent: Extent, learning: Learning, flows: bool
+        self,
+        operators: tuple[Operator, ...],
+        ways: Ways,
+        extent: Extent,
+        learning: Learning,
+        *,
+        flows: bool,
+        reads: Reads,
     ) -> None:
         self.operators, self.ways, self.extent, self.learning = operators, ways, extent, learning
         self.flows = flows
         """True where a gradient is wanted for what comes next."""
+        self.reads = reads
         self.inside = False
         """True between a column and a row cut, where each tensor rank holds a slice of the width."""
-        self.read: tuple[int, str | None, bool] | None = None
-        """Width and stream of the input that the last Linear read, and whether somebody keeps it."""
+        self.made = 0
+        """Width that the last matrix put out."""
+        self.turned = False
+        """True where heads of it were normalised or rotated since."""
 
     def __iter__(self) -> Iterator[Share]:
         for place, operator in enumerate(self.operators):
@@ -189,7 +206,10 @@ class _Walk:
             scattered=scattered if enters else 1,
             keys=work.context / self.ways.cp,
             partial=_partial(cut, whole, scattered) if learns else 0.0,
+            fused=isinstance(cut, Attention) and self.made == _fused_width(cut),
+            turned=self.turned,
         )
+        self._note(cut)
         self.inside = (self.inside or enters) and not leaves
         self.flows = self.flows or learns
         return share
@@ -218,16 +238,8 @@ class _Walk:
                 sizes = {"width": _divided(operator.width, heads)}
             case Experts():
                 sizes = {"count": _divided(operator.count, self.ways.experts), "ffn": _divided(operator.ffn, tensor)}
-            case Convolution() if self.inside and operator.groups == operator.inputs:  # each channel by itself
-                sizes = {name: _divided(operator.inputs, tensor) for name in ("inputs", "outputs", "groups")}
-            case Parameter() if self.inside:
-                first, *others = operator.shape
-                sizes = {"shape": (_divided(first, tensor), *others)}
-            case Loss() if self.inside:
-                sizes = {"classes": _divided(operator.classes, tensor)}
-            case _ if self.inside and hasattr(operator, "width"):
-                cut = "heads" if getattr(operator, "heads", None) else "width"  # what works head by head
-                sizes = {cut: _divided(getattr(operator, cut), tensor)}
+            case _ if self.inside:
+                sizes = _slice(operator, tensor)
         if self.learning.holds_copies and getattr(operator, "tied", False):
             sizes["tied"] = False
         return _copy(operator, **sizes)
@@ -246,13 +258,16 @@ class _Walk:
         return trains and bool(operator.parameters() or getattr(operator, "tied", False))
 
     def _is_fresh(self, operator: Operator) -> bool:
-        if not isinstance(operator, Linear) or operator.split == "row":
-            self.read = None
-            return True
-        which = operator.inputs, operator.stream
-        kept = self.read is not None and self.read[:2] == which and self.read[2]
-        self.read = (*which, kept or self._learns(operator) or self._adapts(operator))
-        return not kept
+        looked_at = {other.cross for other in self.operators if isinstance(other, Attention)}
+        if isinstance(operator, Linear) and operator.stream is not None and operator.stream in looked_at:
+            return False  # an encoder's output, which all layers that look at it keep together
+        return self.reads.is_fresh(operator, keeps=self._learns(operator) or self._adapts(operator))
+
+    def _note(self, cut: Operator) -> None:
+        if isinstance(cut, Linear):
+            self.made, self.turned = cut.outputs, False
+        elif isinstance(cut, Rotary) or (isinstance(cut, Norm) and cut.heads):
+            self.turned = True
 
     def _adapts(self, operator: Operator) -> bool:
         lora = self.learning.lora
@@ -276,6 +291,22 @@ class _Walk:
         self.flows = True
 
 
+def _slice(operator: Operator, tensor: int) -> dict[str, Any]:
+    """The sizes of what one of so many ranks holds of an operator between a column and a row cut."""
+    match operator:
+        case Convolution() if operator.groups == operator.inputs:  # each channel by itself
+            return {name: _divided(operator.inputs, tensor) for name in ("inputs", "outputs", "groups")}
+        case Parameter():
+            first, *others = operator.shape
+            return {"shape": (_divided(first, tensor), *others)}
+        case Loss():
+            return {"classes": _divided(operator.classes, tensor)}
+        case _ if hasattr(operator, "width"):
+            cut = "heads" if getattr(operator, "heads", None) else "width"  # what works head by head
+            return {cut: _divided(getattr(operator, cut), tensor)}
+    return {}
+
+
 def _partial(operator: Operator, whole: bool, scattered: int) -> float:
     """Under `tp+sp`, what all tensor ranks hold sees a run of the positions each (Korthikanti 2022, section 4.2.2)."""
     if scattered == 1:
@@ -285,6 +316,11 @@ def _partial(operator: Operator, whole: bool, scattered: int) -> float:
     return (
         float(operator.outputs) if isinstance(operator, Linear) and operator.split == "row" and operator.bias else 0.0
     )
+
+
+def _fused_width(core: Attention) -> int:
+    """Queries, keys and values of a position together."""
+    return core.heads * core.head_dim + core.kv_heads * (core.head_dim + (core.value_dim or core.head_dim))
 
 
 def _divided(number: int, ways: int) -> int:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+from meshwright.cost.habits import HABITS, Habits
 from meshwright.cost.shares import Share, elements
 from meshwright.model.operators import (
     Activation,
-    Attention,
     Convolution,
     Dropout,
     Embedding,
@@ -30,8 +30,8 @@ class Storage(NamedTuple):
     statistic: float = 4
     """A mean or deviation of a layer norm; torch's CPU kernel keeps it in the compute dtype."""
     on_cpu: bool = False
-    wide_softmax: bool = True
-    """True where transformers' eager attention takes the softmax in float32, as most of its models do."""
+    habits: Habits = Habits()
+    """What transformers' code of the model's family does."""
 
     @property
     def wide(self) -> float:
@@ -39,15 +39,11 @@ class Storage(NamedTuple):
         return max(4, self.element)
 
 
-NARROW_SOFTMAX = frozenset({"falcon", "gpt2"})
-"""Families whose eager attention in transformers takes the softmax in the compute dtype."""
-
-
 def storage_of(element: float, backend: str, family: str) -> Storage:
     """The storage of a compute dtype of `element` bytes on a backend, for a family of models."""
     on_cpu = backend == "gloo"
     local = element if on_cpu else 1
-    return Storage(element, local, element if on_cpu else 4, on_cpu, family not in NARROW_SOFTMAX)
+    return Storage(element, local, element if on_cpu else 4, on_cpu, HABITS.get(family, Habits()))
 
 
 class Use(NamedTuple):
@@ -59,6 +55,8 @@ class Use(NamedTuple):
     """To and from memory in forward."""
     core: float = 0.0
     """Of what is kept: what selective recompute computes again (scores, softmax and dropout of attention)."""
+    held: float = 0.0
+    """Of what is kept: what no backward wants, but whoever called the model holds (its output, the logits)."""
     passing: float = 0.0
     """Held besides while backward runs."""
 
@@ -79,109 +77,37 @@ def linear_gathered_again(op: Linear, share: Share, storage: Storage) -> Use:
 
 
 def embedding(op: Embedding, share: Share, storage: Storage) -> Use:
-    """The indices are kept, 8 bytes each."""
-    return Use(8 * share.work.positions, 2 * storage.element * elements(op, share.work))
+    """The indices, 8 bytes each: of every token; of positions for one sample, or of pairs of positions."""
+    work = share.work
+    indices = work.positions if op.split else work.length
+    if not op.split and storage.habits.tables == "pairs":
+        indices *= work.context
+    return Use(8 * indices, 2 * storage.element * elements(op, work))
 
 
 def norm_eager(op: Norm, share: Share, storage: Storage) -> Use:
     """RMS norms cast to float32, square, average, scale, cast back and weigh: six kernels. Layer norms are one."""
-    numbers, element = elements(op, share.work), storage.element
     if op.kind != "rms":
         return norm_compiled(op, share, storage)
+    numbers, element, rms = elements(op, share.work), storage.element, storage.habits.rms
+    cast = 4 * rms.wide + element * (rms.narrow + rms.keeps_input)
+    tensors = 4 * (1 + share.fresh) if element == 4 else cast  # in float32 the cast gives the input itself
+    gain = 4.0 * op.width if rms.keeps_gain else 0.0
     casts = 0 if element == 4 else 2 * (element + 4)
-    return Use(numbers * (4 + element) + 4 * numbers / op.width, numbers * (20 + 2 * element + casts))
+    return Use(numbers * tensors + 4 * numbers / op.width + gain, numbers * (20 + 2 * element + casts))
 
 
 def norm_compiled(op: Norm, share: Share, storage: Storage) -> Use:
     """The input, and a deviation (`rms`) or a mean and a deviation for each position."""
     numbers = elements(op, share.work)
     statistics = {"rms": 4.0, "layer": 2 * storage.statistic}.get(op.kind, 0.0) * numbers / op.width
-    return Use(storage.element * numbers + statistics, 2 * storage.element * numbers)
+    return Use(storage.element * numbers * share.fresh + statistics, 2 * storage.element * numbers)
 
 
 def norm_fused(op: Norm, share: Share, storage: Storage) -> Use:
     """The input; the paper counts no statistics."""
     numbers = elements(op, share.work)
-    return Use(storage.element * numbers, 2 * storage.element * numbers)
-
-
-class _Core(NamedTuple):
-    """Numbers that an attention core works on."""
-
-    queries: float
-    keys: float
-    values: float
-    outputs: float
-    scores: float
-    """One for each head, position and position that it looks at."""
-    rows: float
-    """One for each head and position."""
-
-    @property
-    def streamed(self) -> float:
-        """What is read and written whatever the kernel."""
-        return self.queries + self.keys + self.values + self.outputs
-
-
-def _core(op: Attention, share: Share, *, copied: bool) -> _Core:
-    """`copied`: keys and values are first copied for every query head, as kernels without grouped heads want them."""
-    work, value = share.work, op.value_dim or op.head_dim
-    held = work.samples * share.keys * (op.heads if copied else op.kv_heads)
-    rows = work.positions * op.heads
-    return _Core(rows * op.head_dim, held * op.head_dim, held * value, rows * value, rows * work.context, rows)
-
-
-def attention_eager(op: Attention, share: Share, storage: Storage) -> Use:
-    """Scores: product, scale, mask, softmax, product: each a kernel. The weights that meet the values are kept too,
-    where they are not the softmax's own output.
-    """
-    core, element = _core(op, share, copied=True), storage.element
-    wide = storage.wide_softmax and element != 4
-    softmax = 4 if storage.wide_softmax else element
-    weights = element if wide or share.dropped else 0
-    kept = core.scores * (softmax + weights)
-    passes = 6 * element + (2 * (element + 4) if wide else 2 * element)
-    return Use(
-        element * (core.queries + core.keys + core.values) + kept, core.scores * passes + element * core.streamed, kept
-    )
-
-
-def attention_flash(op: Attention, share: Share, storage: Storage) -> Use:
-    """Queries, keys, values and one number a row; the output is kept as the next matrix's input."""
-    core = _core(op, share, copied=False)
-    kept = storage.wide * core.rows
-    inputs = storage.element * (core.queries + core.keys + core.values)
-    return Use(inputs + kept, storage.element * core.streamed, kept)
-
-
-def attention_sdpa(op: Attention, share: Share, storage: Storage) -> Use:
-    """Flash attention; on CPU, under dropout, plain float32 arithmetic that keeps softmax, mask and dropped weights."""
-    if not (storage.on_cpu and share.dropped):
-        return attention_flash(op, share, storage)
-    core = _core(op, share, copied=True)
-    kept = 3 * storage.wide * core.scores
-    inputs = storage.wide * (core.queries + core.keys + core.values)
-    return Use(inputs + kept, 10 * storage.wide * core.scores + storage.wide * core.streamed, kept)
-
-
-def attention_compiled(op: Attention, share: Share, storage: Storage) -> Use:
-    """As SDPA; under dropout on CPU the compiled arithmetic keeps two tensors of scores and a mask of bytes, and for
-    each row what the softmax normalised by.
-    """
-    if not (storage.on_cpu and share.dropped):
-        return attention_flash(op, share, storage)
-    core = _core(op, share, copied=True)
-    kept = core.scores * (2 * storage.wide + 1) + core.rows * (2 * storage.wide + 1)
-    inputs = storage.wide * (core.queries + core.keys + core.values)
-    return Use(inputs + kept, 10 * storage.wide * core.scores + storage.wide * core.streamed, kept)
-
-
-def attention_fused(op: Attention, share: Share, storage: Storage) -> Use:
-    """A fused kernel scales, masks and takes the softmax, and keeps its output: 2 a s^2 b in bf16."""
-    core, element = _core(op, share, copied=True), storage.element
-    kept = element * core.scores
-    inputs = element * (core.queries + core.keys + core.values)
-    return Use(inputs + kept, element * (4 * core.scores + core.streamed), kept)
+    return Use(storage.element * numbers * share.fresh, 2 * storage.element * numbers)
 
 
 def dropout_eager(op: Dropout, share: Share, storage: Storage) -> Use:
@@ -204,7 +130,9 @@ def dropout_flash(op: Dropout, share: Share, storage: Storage) -> Use:
 
 
 def dropout_sdpa(op: Dropout, share: Share, storage: Storage) -> Use:
-    return Use(0.0, 0.0) if op.of == "attention" else dropout_eager(op, share, storage)
+    """Inside the attention kernel, where there is one."""
+    inside = op.of == "attention" and storage.habits.sdpa
+    return Use(0.0, 0.0) if inside else dropout_eager(op, share, storage)
 
 
 _EAGER_ACTIVATIONS = {
@@ -281,11 +209,18 @@ def scan(op: Scan, share: Share, storage: Storage) -> Use:
 
 
 def loss_eager(op: Loss, share: Share, storage: Storage) -> Use:
-    """The logits, and their log-probabilities in float32 or wider; read, widened, normalised. Backward makes a gradient
-    of the log-probabilities and one of the logits.
+    """The log-probabilities, mostly in float32 or wider, and the labels, 8 bytes each; the caller holds the logits.
+    Read, widened, normalised. Backward makes a gradient of the log-probabilities and one of the logits.
     """
-    numbers, wide = elements(op, share.work) * op.classes, storage.wide
-    return Use(numbers * (storage.element + wide), numbers * (storage.element + 3 * wide), passing=2 * numbers * wide)
+    rows, wide = elements(op, share.work), storage.wide if storage.habits.wide_loss else storage.element
+    numbers = rows * op.classes
+    held = numbers * storage.element
+    return Use(
+        numbers * wide + 8 * rows + held,
+        numbers * (storage.element + 3 * wide),
+        held=held,
+        passing=2 * numbers * wide,
+    )
 
 
 def loss_fused(op: Loss, share: Share, storage: Storage) -> Use:

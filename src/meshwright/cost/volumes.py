@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost.blocks import Block, Edge
-from meshwright.cost.flows import Flow, Kind, Purpose, When, repeated, role_flows, roles_of
+from meshwright.cost.flows import Flow, Kind, Purpose, When, active, repeated, role_flows, roles_of
 from meshwright.cost.moves import Crossing, by_tokens, crossing, division, moves
 from meshwright.cost.placement import Placement
 from meshwright.cost.states import Parameters, Widths, count_parameters, sharding_of, state_flows
@@ -32,8 +32,8 @@ class Collective:
     """Equal collectives of one optimizer step, as the first device of their group sees them.
 
     `bytes` is, for each kind: `all_reduce` the tensor, `all_gather` the gathered tensor, `reduce_scatter` the tensor
-    before, `all_to_all` what a rank holds (before as after), `exchange` what the busiest rank receives, `broadcast` the
-    tensor, `p2p` the message. Runtimes may cut one into buckets.
+    before, `all_to_all` what a rank holds (before as after), `exchange` what the busiest rank receives, `p2p`
+    the message. Runtimes may cut one into buckets.
     """
 
     purpose: Purpose
@@ -211,10 +211,10 @@ def _tied_numbers(placement: Placement, copy: str, members: Sequence[Placed]) ->
 
 
 def whole_step(placement: Placement) -> Iterator[Collective]:
-    """The loss over the ranks that hold other samples, and the gradient norm over all ranks."""
+    """The loss over the ranks that hold other samples or positions, and the gradient norm over all ranks."""
     last = placement.plan.placed[-1]
     group = placement.group(last.group)
-    axes = division(last.row, group.mesh).batch
+    axes = active(last.row.axes("dp", "ep", "cp", "ulysses"), group.mesh)
     ranks = axis_groups(group, axes)[0]
     if len(ranks) > 1:
         yield Collective("loss", "all_reduce", (last.group,), axes, ranks, LOSS_BYTES, 1, last.layer, "reduce")

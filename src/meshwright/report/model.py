@@ -40,10 +40,11 @@ def model_blocks(spec: ModelSpec, sequence: int) -> list[Block]:
     """The same for a person."""
     data = model_data(spec, sequence)
     tied = ", ".join(f"{tie.owner} = {' = '.join(tie.copies)}" for tie in spec.ties)
+    active = spec.active_parameters < spec.parameters
     facts = [
         ("family", spec.family),
         ("parameters", f"{show_count(spec.parameters)} ({spec.parameters:,})"),
-        *([("active", f"{show_count(spec.active_parameters)} per token")] if spec.active_parameters < spec.parameters else []),
+        *([("active", f"{show_count(spec.active_parameters)} per token")] if active else []),
         *([("tied", f"{tied}, counted once")] if tied else []),
         ("forward", f"{show_count(data['forward_flops_per_token'])} FLOP per token at {data['sequence']:,} positions"),
         *([("source", spec.source)] if spec.source else []),

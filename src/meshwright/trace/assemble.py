@@ -40,6 +40,7 @@ def assemble(module: nn.Module, tape: Tape, example: Example, *, name: str, sour
     layout = Layout(tree, tape)
     layers = _layers(tree, layout, tape, example)
     streams = Streams(example.batch, example.lengths)
+    streams.foresee(layer.items for layer in layers)
     for layer in layers:
         layer.stream = streams.of_layer(layer.items)
     _limit(streams, layers, module)
@@ -99,7 +100,7 @@ def _limit(streams: Streams, layers: Sequence[_Layer], module: nn.Module) -> Non
     config = getattr(module, "config", None)
     for name, length in streams.free.items():
         items = [item for layer in layers if layer.stream == name for item in layer.items]
-        rows = merge.position_limit(items, length)
+        rows = merge.position_limit(items, length, streams.batch)
         if rows is not None:
             said = getattr(config, "max_position_embeddings", None)
             streams.limits[name] = said if isinstance(said, int) and length <= said <= rows else rows
@@ -179,7 +180,7 @@ def _stack(layer: _Layer, layers: Sequence[_Layer], streams: Streams, tree: Tree
     if place.container:
         parts = block_parts(place.block, layer.found, tree)
     else:
-        parts = (_single_part(layer),)
+        parts = (_single_part(layer, tokens=layer.stream in streams.free),)
     parts = tuple(_with_templates(part, place.block) for part in parts)
     return LayerStack(
         span=place.name,
@@ -191,11 +192,11 @@ def _stack(layer: _Layer, layers: Sequence[_Layer], streams: Streams, tree: Tree
     )
 
 
-def _single_part(layer: _Layer) -> Part:
+def _single_part(layer: _Layer, *, tokens: bool) -> Part:
     base = layer.place.name.partition(".")[0]
     name = "embedding" if base.endswith("embed") else base.rpartition("_")[2] if base.endswith(("_norm",)) else base
     operators = [each.operator for each in layer.found]
-    tokens = base.endswith("embed") or base == "head"
+    tokens = tokens and (base.endswith("embed") or base == "head")
     return Part(name=word(name, "body"), operators=tuple(split_roles(operators, tokens=tokens)))
 
 
@@ -256,7 +257,7 @@ def _run_side(run: list[_Layer], layer: _Layer) -> frozenset[str]:
     if len(run) > 1:
         return _side(run[0], run[1])
     side = _side(run[0], layer)
-    return side if side < frozenset(run[0].reads) or not side else frozenset({""})
+    return side if side <= frozenset(run[0].reads) else frozenset({""})
 
 
 def _run_stack(run: list[_Layer]) -> LayerStack:

@@ -117,8 +117,10 @@ def _dropout(call: Call) -> Item | None:
 
 def _add(step: Step, names: Names) -> Item | None:
     """The sum of two activations of one shape; of queries or keys and their turned halves, the rotary embedding."""
-    read = [value for value in step.values if value.learns and not value.is_weight]
-    if len(read) != 2 or any(value.shape != step.output.shape for value in read):  # noqa: PLR2004 - two addends
+    read = [value for value in step.values if value.learns]
+    whole = [value for value in read if value.shape == step.output.shape and not value.is_weight]
+    small = [value for value in read if value.numel <= step.output.shape[-1]] if step.output.shape else read
+    if len(read) != 2 or not whole or small:  # noqa: PLR2004 - two addends, of which none is a bias
         return None
     if any(_is_turned(value) for value in read):
         shape = step.output.shape

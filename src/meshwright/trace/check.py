@@ -20,11 +20,11 @@ def counted(spec: ModelSpec, batch: int, lengths: dict[str, int]) -> Count:
     forward = backward = 0.0
     flows: dict[str, bool] = {}
     for layer in spec.layers:
-        fed = any(flows[read] for read in layer.reads)
+        fed, wanted = any(flows[read] for read in layer.reads), layer.name not in spec.unused
         for operator in layer.stack.operators:
             flops = operator.flops(work_of(operator, batch, lengths, layer.stack.stream))
             forward += flops.forward
-            backward += flops.by_weight + (flops.by_input if fed else 0.0)
+            backward += wanted * (flops.by_weight + flops.by_input * fed)
             fed = fed or bool(operator.parameters() or getattr(operator, "tied", False))
         flows[layer.name] = fed
     return Count(forward, backward)

@@ -10,7 +10,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from meshwright.errors import MeshwrightError
 
-_DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+"""What torch raises where a way depends on values that a fake tensor has not."""
 _HERE, _TORCH = Path(__file__).parent, Path(torch.__file__).parent
 
 
@@ -18,16 +19,21 @@ class TraceError(MeshwrightError):
     """A module that cannot be traced, or example inputs that do not go with it."""
 
 
+class ValuesNeededError(TraceError):
+    """A module whose way depends on values of tensors."""
+
+
 def failure(error: Exception, running: str, kind: str) -> TraceError:
     """What went wrong in a forward pass, told for the user: `running` is the module's path, `kind` its class."""
     where = _where(traceback.extract_tb(error.__traceback__))
     module = f"module '{running}' ({kind})" if running else f"the model ({kind})"
-    if isinstance(error, _DATA_DEPENDENT):
+    if isinstance(error, DATA_DEPENDENT):
         op = getattr(error, "func", None)
         said = f" ({op})" if op is not None else ""
-        return TraceError(
+        return ValuesNeededError(
             f"{where}: {module}: what it does next depends on values of tensors{said}, which a trace does not have; "
-            "write it without .item(), nonzero() or branches on tensors, or describe the model in a ModelSpec file"
+            "write it without .item(), nonzero() or branches on tensors, or give the module itself, with its values, and "
+            "example inputs: it is then run as it is"
         )
     return TraceError(f"{where}: {module} failed in its forward pass: {type(error).__name__}: {_first_line(error)}")
 

@@ -13,7 +13,7 @@ from meshwright.trace.errors import TraceError
 from meshwright.trace.fake import fake_inputs
 from meshwright.trace.sizes import dimensions, unusual
 
-_LONGEST = 61
+_LONGEST = 31
 """Positions of a default input, where the model reaches as far."""
 
 
@@ -81,6 +81,23 @@ def _resized(module: nn.Module, inputs: Any, mode: FakeTensorMode) -> list[Examp
     return [*found, _as_given(given, mode, old, {})]
 
 
+def example_with_values(module: nn.Module, inputs: Any) -> Example:
+    """Example inputs as they are, with their values; lengths of token ids are taken to be a recipe's to choose."""
+    arguments, keywords = _arguments(inputs)
+    given = Example(arguments, keywords, 1)
+    tensors = list(given.tensors(module.forward))
+    batches = {tensor.shape[0] for name, tensor in tensors if tensor.dim() and _is_ids(tensor)}
+    batches = batches or {tensor.shape[0] for _, tensor in tensors if tensor.dim()}
+    wanted = _lengths([pair for pair in tensors if "ids" in pair[0]], floats=False)
+    names = _stream_names([name for name, _ in wanted])
+    batch = batches.pop() if len(batches) == 1 else 1
+    return Example(arguments, keywords, batch, {names[name]: length for name, length in wanted})
+
+
+def _is_ids(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 2 and not tensor.is_floating_point()  # noqa: PLR2004 - [batch, seq]
+
+
 def _as_given(given: Example, mode: FakeTensorMode, batch: int, lengths: dict[str, int]) -> Example:
     arguments, keywords = fake_inputs((given.arguments, given.keywords), mode)
     return Example(arguments, keywords, batch, lengths)
@@ -102,9 +119,8 @@ def _lengths(tensors: Sequence[tuple[str, torch.Tensor]], *, floats: bool) -> _L
     """The second dimension of token ids, and of vectors (`floats`): each length once, by the input that has it first."""
     found: dict[int, str] = {}
     for name, tensor in tensors:
-        ids = tensor.dim() == 2 and not tensor.is_floating_point()  # noqa: PLR2004 - [batch, seq]
         vectors = floats and tensor.dim() == 3 and tensor.is_floating_point()  # noqa: PLR2004 - [batch, seq, width]
-        if (ids or vectors) and tensor.shape[1] > 1:
+        if (_is_ids(tensor) or vectors) and tensor.shape[1] > 1:
             found.setdefault(tensor.shape[1], name)
     return tuple((name, length) for length, name in found.items())
 
@@ -162,7 +178,7 @@ class _Asked:
         self.kind = type(module).__name__
         taken = dimensions(module)
         self.batch = unusual(taken, largest=False) or 2
-        most = min(_LONGEST, self.number("max_position_embeddings", "n_positions", default=_LONGEST))
+        most = min(_LONGEST, self.number("max_position_embeddings", "n_positions", "max_seq_len", default=_LONGEST))
         self.length = unusual(taken | {self.batch}, most=most) or most
         decoded = min(most, self.number("max_target_positions", default=most))
         self.decoded = unusual(taken | {self.batch, self.length}, most=decoded) or decoded

@@ -1,8 +1,10 @@
 """Modules and inputs without values: under a fake mode tensors have shapes and nothing else, whatever their size."""
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from meshwright.trace.errors import TraceError
+from meshwright.trace.errors import DATA_DEPENDENT, TraceError
 
 ModuleLike = nn.Module | Callable[[], nn.Module]
 
@@ -44,11 +46,43 @@ def fake_module(module: ModuleLike, mode: FakeTensorMode) -> nn.Module:
 
 
 def _built(factory: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
-    with mode:
-        built = factory()
+    try:
+        with mode:
+            built = factory()
+    except DATA_DEPENDENT:
+        with mode, _without_first_values():
+            built = factory()
+        if hasattr(built, "tie_weights"):
+            built.tie_weights()  # which goes with the first values
     if not isinstance(built, nn.Module):
         raise TraceError(f"{_name(factory)} gives a {type(built).__name__}, which is no torch.nn.Module")
     return built
+
+
+def _without_first_values() -> AbstractContextManager[None]:
+    """Some of transformers' first values are computed from numbers, which are not there."""
+    if "transformers" not in sys.modules:
+        return nullcontext()
+    from transformers.initialization import no_init_weights
+
+    context: AbstractContextManager[None] = no_init_weights()
+    return context
+
+
+def copied_with_values(module: nn.Module) -> nn.Module:
+    """A copy that may run: training, all parameters with gradients. Raises TraceError."""
+    built = _copy(module, {})
+    for parameter in built.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            parameter.requires_grad_(True)
+    return built.train()
+
+
+def has_values(module: object) -> bool:
+    """Whether a module can run for real: no parameter is fake or on meta."""
+    return isinstance(module, nn.Module) and not any(
+        parameter.is_meta or isinstance(parameter, FakeTensor) for parameter in module.parameters()
+    )
 
 
 def _copied(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -61,6 +95,10 @@ def _copied(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     for buffer in module.buffers():
         if buffer.is_floating_point() or buffer.is_complex() or buffer.is_meta:
             memo[id(buffer)] = fake_tensor(buffer.detach(), mode)
+    return _copy(module, memo)
+
+
+def _copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

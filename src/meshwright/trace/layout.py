@@ -56,6 +56,7 @@ class Layout:
         self.shared: list[str] = []
         for step in tape.steps:
             self._put(step)
+        self._hand_on()
         self._edges()
         self._bare_modules()
         self._idle_modules()
@@ -229,6 +230,22 @@ class Layout:
         place.modules.append(name)
 
     # ---- what is left when all steps are placed
+
+    def _hand_on(self) -> None:
+        """What runs after a block, outside of it, and is read by nothing but one layer between blocks is that layer's."""
+        readers: dict[int, set[Place | None]] = {}
+        for step in reversed(self.tape.steps):
+            place = self._step_places.get(step.serial)
+            whole = place.whole() if place is not None else None
+            if whole is not None and whole.container and self._site(step.module)[0] != "block":
+                found = readers.get(step.serial, set())
+                if len(found) == 1 and (only := next(iter(found))) is not None and not only.container:
+                    self._step_places[step.serial] = whole = only
+                    only.first = min(only.first, step.serial)
+            for value in step.values if whole is not None else ():
+                made = origin(value).step
+                if made is not None and value.learns:
+                    readers.setdefault(made.serial, set()).add(whole)
 
     def _edges(self) -> None:
         """Which layer reads which, and of the parameters that only blocks read, layers of their own."""

@@ -169,9 +169,10 @@ def _key(item: Item) -> tuple[object, ...] | None:
     return (item.op, item.module, fields, item.weight, item.others, item.learns)
 
 
-def position_limit(items: Iterable[Item], length: int) -> int | None:
-    """Rows of the table that positions are looked up in."""
-    rows = [item.fields["rows"] for item in items if item.op == "embedding" and item.traits.get("positions")]
+def position_limit(items: Iterable[Item], length: int, batch: int) -> int | None:
+    """Rows of the table that positions are looked up in, one for each position."""
+    tables = [item for item in items if item.op == "embedding" and item.traits.get("positions")]
+    rows = [item.fields["rows"] for item in tables if item.rows in (length, batch * length)]
     return min((each for each in rows if each >= length), default=None)
 
 

@@ -1,9 +1,9 @@
 """Any torch module as a ModelSpec: run once without values, and written down."""
 
-import contextlib
+import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from meshwright.model.spec import ModelSpec
 from meshwright.trace.assemble import assemble
 from meshwright.trace.check import check_parameters, differences
-from meshwright.trace.errors import TraceError, failure
-from meshwright.trace.example import Example, examples
-from meshwright.trace.fake import ModuleLike, fake_mode, fake_module
+from meshwright.trace.errors import TraceError, ValuesNeededError, failure
+from meshwright.trace.example import Example, example_with_values, examples
+from meshwright.trace.fake import ModuleLike, copied_with_values, fake_mode, fake_module, has_values
 from meshwright.trace.recorder import FlopSum, Recorder
 
 
@@ -28,19 +28,30 @@ def trace(module: ModuleLike | Callable[[], Any], inputs: Any = None, *, name: s
     is traced on a laptop if a function builds it. A module that exists is copied without its values, and left as it
     is. A builder may also return a pair of the module and its example inputs.
 
+    A module that exists, and whose way depends on values of tensors (a loop over the experts that were hit), is run as
+    it is, with the inputs that are given; the result is that of these values.
+
     `inputs` are what the module is called with: a tensor, a tuple, or a dictionary by parameter; their first dimension
     is the batch. A module with a configuration of transformers needs none. Where it takes them, the module is run at
     other sizes than the examples', to see what belongs to samples and to positions; lengths that it does not take are
     the model's own, as given.
 
-    Raises TraceError where inputs are missing, the forward pass fails, or what it does depends on values. Warns where
+    Raises TraceError where inputs are missing, the forward pass fails, or values are needed that are not there. Warns where
     the result counts other FLOPs than torch's own counter.
     """
     mode = fake_mode()
     recorder = Recorder()
     with recorder.recording():
         built, inputs = _built(module, inputs, mode)
-    example = _run(built, inputs, mode, recorder)
+    try:
+        example = _run(built, inputs, mode, recorder)
+    except ValuesNeededError:
+        if inputs is None or not has_values(module):
+            raise
+        built = copied_with_values(module)  # type: ignore[arg-type]
+        example = example_with_values(built, inputs)
+        recorder.begin(built)
+        _record(built, example, nullcontext(), recorder)
     name = name or _name(module, built)
     batch = f"batch {example.batch}" + "".join(f", {key} {length}" for key, length in example.lengths.items())
     source = f"traced from {type(built).__module__}.{type(built).__qualname__} ({batch}; torch {torch.__version__})"
@@ -82,14 +93,14 @@ def _run(built: nn.Module, inputs: Any, mode: FakeTensorMode, recorder: Recorder
         recorder.begin(built)
         try:
             _record(built, example, mode, recorder)
-        except TraceError:
-            if not waiting:
+        except TraceError as error:
+            if not waiting or isinstance(error, ValuesNeededError):
                 raise
             continue
         return example
 
 
-def _record(built: nn.Module, example: Example, mode: FakeTensorMode, recorder: Recorder) -> None:
+def _record(built: nn.Module, example: Example, mode: AbstractContextManager[Any], recorder: Recorder) -> None:
     for name, tensor in example.tensors(built.forward):
         recorder.name_input(name, tensor)
     with _quiet(), mode, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
@@ -112,8 +123,8 @@ def _forward(built: nn.Module, example: Example, recorder: Recorder) -> Any:
 
 
 def _results(output: Any) -> list[torch.Tensor]:
-    if hasattr(output, "values") and callable(output.values):
-        output = list(output.values())
+    if isinstance(output, Mapping):
+        output = list(output.values())  # of transformers, too
     return [each for each in tree_leaves(output) if isinstance(each, torch.Tensor) and each.is_floating_point()]
 
 
@@ -134,8 +145,13 @@ def _backward(output: Any, results: list[torch.Tensor]) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Warnings of a model that runs without values are of no use to anyone."""
-    with ExitStack() as stack, contextlib.suppress():
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        yield
+    """What a model, or torch's fake kernels, say of a run without values is of no use to anyone."""
+    loud = logging.getLogger("torch._subclasses.fake_tensor")
+    level = loud.level
+    loud.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        loud.setLevel(level)

@@ -64,8 +64,11 @@ class BlockNames:
 
     def _by_role(self, container: Container, words: list[str], own: str) -> str:
         attention = {self.attends.get(block) for block in container.blocks} - {None}
-        if not self.hugging or not attention or own not in _PLAIN:
+        kind = type(self.tree.modules[""]).__name__
+        if not self.hugging or own not in _PLAIN:
             return own
+        if not attention:
+            return "decoder" if kind.endswith(("CausalLM", "LMHeadModel")) else own
         path = container.path.lower()
         if ("vision" in path or "visual" in path) and len(self.containers) > 1:
             return "vision"

@@ -1,5 +1,6 @@
 """Records a forward pass: each operation with the module that ran, what its tensors were made of, and its FLOPs."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from meshwright.trace.meanings import FUNCTIONS, module_meaning
 from torch import nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -179,8 +181,9 @@ class _Dispatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":
-            return func(*args, **kwargs)
+        if func.namespace == "prim":  # most of what is dispatched asks for a device
+            asked = func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor)
+            return args[0].fake_device if asked else func(*args, **kwargs)
         out = _grouped_product(args) if func.overloadpacket is torch.ops.aten._grouped_mm else func(*args, **kwargs)
         self.tell(func, args, kwargs, out)
         return out
@@ -291,10 +294,22 @@ def _grouped_product(args: tuple[Any, ...]) -> torch.Tensor:
 def _flops(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     """By torch's own formulas, and for grouped products, which it has none for, by ours."""
     packet = func.overloadpacket
+    if packet is torch.ops.aten.convolution_backward:
+        return _convolution_backward_flops(args)
     count = flop_registry.get(packet)
     if count is not None:
         return int(count(*args, **kwargs, out_val=out))
     return _grouped_flops(args) if packet.__name__ in ("_grouped_mm", "grouped_mm_fallback") else 0
+
+
+def _convolution_backward_flops(args: tuple[Any, ...]) -> int:
+    """As many for each gradient as forward. torch's own count is the same but for convolutions by groups, whose weight's
+    gradient it takes to be that of an undivided one (torch 2.13).
+    """
+    gradient, read, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
+    rows = (read if transposed else gradient).shape
+    positions = int(rows[0]) * math.prod(rows[2:])
+    return int(sum(wanted[:2])) * 2 * positions * weight.numel()
 
 
 def _grouped_flops(args: tuple[Any, ...]) -> int:

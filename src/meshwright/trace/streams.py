@@ -34,18 +34,34 @@ class Streams:
         self.fixed: dict[str, int] = {}
         self.limits: dict[str, int] = {}
 
+    def foresee(self, layers: Iterable[Iterable[Item]]) -> None:
+        """Give the plain words to the lengths that most layers work on."""
+        counts = Counter(self._longest(list(items)) for items in layers)
+        for (length, word), _ in counts.most_common():
+            if length not in self.free.values():
+                self._fixed(length, word)
+
+    def _longest(self, items: list[Item]) -> tuple[int, str]:
+        length = next((length for length, _ in self._votes(items).most_common(1)), 1)
+        return length, _word(items, length)
+
+    def _votes(self, items: Iterable[Item]) -> Counter[int]:
+        """Numbers of positions, by the matrix FLOPs of the operators that work on them."""
+        votes: Counter[int] = Counter()
+        for item in items:
+            length, rest = divmod(item.rows, self.batch)
+            if not rest and length:
+                votes[length] += item.flops + (item.op in _MATTERS) + 1
+        return votes
+
     def named(self, name: str) -> int:
         """The length of a stream in the example."""
         return self.free[name] if name in self.free else self.fixed[name]
 
     def of_layer(self, items: Iterable[Item]) -> str:
         """The stream of a layer: most of its matrix FLOPs are of its positions."""
-        votes: Counter[int] = Counter()
         items = list(items)
-        for item in items:
-            length, rest = divmod(item.rows, self.batch)
-            if not rest and length:
-                votes[length] += item.flops + (item.op in _MATTERS) + 1
+        votes = self._votes(items)
         for name, length in self.free.items():
             for times in [each for each in votes if each > length and each % length == 0]:
                 votes[length] += votes.pop(times)

@@ -141,6 +141,8 @@ def find_spot(item: Item, streams: Streams, stream: str) -> Spot:
     """
     if item.op == "matmul" and "sizes" in item.traits and "merged" not in item.traits:
         _turn(item, streams)
+    if item.op == "embedding" and item.rows == streams.named(stream):
+        return Spot({})  # one look-up for all samples
     return streams.spot(item.rows, stream)
 
 

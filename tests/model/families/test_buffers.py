@@ -5,9 +5,10 @@ import torch
 
 from tests.model.samples.build import Sample
 from tests.model.samples.dense import DENSE
+from tests.model.samples.sparse import SPARSE
 
 
-@pytest.mark.parametrize("sample", DENSE, ids=lambda sample: sample.name)
+@pytest.mark.parametrize("sample", [*DENSE, *SPARSE], ids=lambda sample: sample.name)
 def test_every_buffer_is_in_a_layer_or_shared(sample: Sample) -> None:
     with torch.device("meta"):
         module = sample.build()

@@ -9,16 +9,14 @@ from transformers import AutoConfig
 
 from meshwright.errors import DocumentError
 from meshwright.model.hf_config import from_config
+from tests.model.samples import SAMPLES
 from tests.model.samples.build import Sample
-from tests.model.samples.dense import DENSE
-from tests.model.samples.towers import TOWERS
 
-REQUIRES_SIZES = {"llama", "gpt2"}
+REQUIRES_SIZES = {"deepseek_v2", "llama", "gpt2"}
 CONTRADICT = {"qwen2_vl"}
 """What transformers puts there does not go together: its tower's output is not as wide as its language model."""
-READ = (*DENSE, *TOWERS)
-FAMILIES = {sample.config["model_type"]: sample.auto for sample in READ}
-EACH_SAMPLE = pytest.mark.parametrize("sample", READ, ids=lambda sample: sample.name)
+FAMILIES = {sample.config["model_type"]: sample.auto for sample in SAMPLES}
+EACH_SAMPLE = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
 STRANGE: list[Any] = [None, True, False, -1, 0, 1, 3, 1.5, float("nan"), "x", [], ["x"], {}, {"x": 1}, 10**12]
 
 
@@ -55,7 +53,7 @@ def test_strange_values_are_read_or_named(sample: Sample) -> None:
 
 
 @pytest.mark.parametrize(
-    "sample", [sample for sample in READ if _inner(sample.config)], ids=lambda sample: sample.name
+    "sample", [sample for sample in SAMPLES if _inner(sample.config)], ids=lambda sample: sample.name
 )
 def test_strange_values_within_are_read_or_named(sample: Sample) -> None:
     for part in _inner(sample.config):

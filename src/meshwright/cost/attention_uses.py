@@ -1,0 +1,135 @@
+"""What attention cores keep and move, kernel by kernel."""
+
+from typing import NamedTuple
+
+from meshwright.cost.shares import Share
+from meshwright.cost.uses import Storage, Use
+from meshwright.model.operators import Attention
+
+
+class _Core(NamedTuple):
+    """Numbers that an attention core works on."""
+
+    queries: float
+    keys: float
+    values: float
+    outputs: float
+    scores: float
+    """One for each head, position and position that it looks at."""
+    rows: float
+    """One for each head and position."""
+
+    @property
+    def inputs(self) -> float:
+        """Queries, keys and values."""
+        return self.queries + self.keys + self.values
+
+    @property
+    def streamed(self) -> float:
+        """What is read and written whatever the kernel."""
+        return self.inputs + self.outputs
+
+
+def _core(op: Attention, share: Share, *, copied: bool) -> _Core:
+    """`copied`: keys and values are first copied for every query head, as kernels without grouped heads want them."""
+    work, value = share.work, op.value_dim or op.head_dim
+    held = work.samples * share.keys * (op.heads if copied else op.kv_heads)
+    rows = work.positions * op.heads
+    return _Core(rows * op.head_dim, held * op.head_dim, held * value, rows * value, rows * work.context, rows)
+
+
+def attention_eager(op: Attention, share: Share, storage: Storage) -> Use:
+    """Scores: product, scale, mask, softmax, product: each a kernel. The weights that meet the values are kept too,
+    where they are not the softmax's own output; so is the tanh that caps scores. A sink is one score more, and the
+    largest score's place is kept (gpt-oss).
+    """
+    core, element, habits = _core(op, share, copied=True), storage.element, storage.habits
+    wide = habits.wide_softmax and element != 4
+    softmax = 4 if habits.wide_softmax else element
+    weights = element if wide or share.dropped else 0
+    sinks = core.rows * (element + 8) if op.sinks else 0.0
+    kept = core.scores * (softmax + weights + (element if op.capped else 0)) + sinks
+    scored = storage.wide if habits.wide_scores else element
+    passes = (6 + 6 * op.capped) * element + (2 * (element + 4) if wide else 2 * element)
+    return Use(
+        scored * (core.queries + core.keys) + element * core.values + kept,
+        core.scores * passes + element * core.streamed,
+        kept,
+    )
+
+
+def attention_flash(op: Attention, share: Share, storage: Storage) -> Use:
+    """Queries, keys, values and one number a row; the output is kept as the next matrix's input."""
+    core = _core(op, share, copied=False)
+    kept = storage.wide * core.rows
+    return Use(storage.element * core.inputs + kept, storage.element * core.streamed, kept)
+
+
+def is_math(op: Attention, share: Share, storage: Storage) -> bool:
+    """Whether SDPA falls back to plain arithmetic: on CPU under dropout, or where a gradient is wanted for the bias of
+    the scores; and anywhere for one KV head that nobody has copied.
+    """
+    if storage.on_cpu and (share.dropped or op.relative):
+        return True
+    return storage.habits.own_heads and op.kv_heads == 1 < op.heads
+
+
+def attention_sdpa(op: Attention, share: Share, storage: Storage) -> Use:
+    """Flash attention, unless the family has none or SDPA falls back to plain arithmetic."""
+    if not storage.habits.sdpa:
+        return attention_eager(op, share, storage)
+    if is_math(op, share, storage):
+        return _attention_math(op, share, storage)
+    return _attention_masked(op, share, storage)
+
+
+def _attention_math(op: Attention, share: Share, storage: Storage) -> Use:
+    """In float32: softmax, and under dropout the mask and the dropped weights."""
+    core, wide = _core(op, share, copied=True), storage.wide
+    kept = (3 if share.dropped else 1) * wide * core.scores
+    return Use(wide * core.inputs + kept, 10 * wide * core.scores + wide * core.streamed, kept)
+
+
+def _attention_masked(op: Attention, share: Share, storage: Storage) -> Use:
+    """A causal flash kernel; where a mask is given, one with a bias for each pair of positions, made anew in each layer
+    of a mask of true and false, and keys and values copied for every query head. A slice of a fused matrix's output
+    keeps all of that; queries and keys that were turned are tensors of their own besides.
+    """
+    element, habits = storage.element, storage.habits
+    masked = _is_masked(op, share, storage)
+    copied = masked and op.kv_heads < op.heads
+    core = _core(op, share, copied=copied)
+    inputs = core.inputs
+    if share.fused and share.turned and not copied:
+        inputs += core.queries + core.keys
+    bias = element * share.work.positions * share.work.context if masked and not op.alibi else 0.0
+    kept = storage.wide * core.rows + bias
+    laid_out = element * core.outputs if habits.laid_out else 0.0
+    return Use(element * inputs + kept + laid_out, element * core.streamed + bias + 2 * laid_out, kept)
+
+
+def _is_masked(op: Attention, share: Share, storage: Storage) -> bool:
+    """Whether SDPA is given a mask. A window as wide as the sequence, or wider, needs none; one's own block does not
+    either.
+    """
+    narrow = op.window is not None and op.window <= share.work.context
+    return storage.habits.masks or narrow or op.alibi or op.relative
+
+
+def attention_compiled(op: Attention, share: Share, storage: Storage) -> Use:
+    """As SDPA; under dropout on CPU the compiled arithmetic keeps two tensors of scores and a mask of bytes, and for
+    each row what the softmax normalised by.
+    """
+    if not (storage.on_cpu and share.dropped):
+        return attention_flash(op, share, storage)
+    core = _core(op, share, copied=True)
+    kept = core.scores * (2 * storage.wide + 1) + core.rows * (2 * storage.wide + 1)
+    moved = 10 * storage.wide * core.scores + storage.wide * core.streamed
+    return Use(storage.wide * core.inputs + kept, moved, kept)
+
+
+def attention_fused(op: Attention, share: Share, storage: Storage) -> Use:
+    """A fused kernel scales, masks and takes the softmax, and keeps its output: 2 a s^2 b in bf16."""
+    core, element = _core(op, share, copied=True), storage.element
+    kept = element * core.scores
+    return Use(element * core.inputs + kept, element * (4 * core.scores + core.streamed), kept)
