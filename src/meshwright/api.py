@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cluster.spec import Cluster
-from meshwright.model.resolve import resolve_model
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.resolve import read_inputs
 from meshwright.plan.rules import Problem, Scope, check_plan
@@ -13,6 +12,7 @@ from meshwright.plan.shorthand import uniform_plan
 from meshwright.plan.spec import Plan
 from meshwright.recipe.resolve import resolve_recipe
 from meshwright.recipe.spec import Recipe
+from meshwright.trace.target import find_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,11 +28,13 @@ _RecipeLike = str | Path | Recipe | dict[str, Any]
 
 
 def model(what: Any) -> ModelSpec:
-    """A model from its name, a ModelSpec file, a `config.json` or its folder, or a configuration object.
+    """A model from its name, a ModelSpec file, a `config.json` or its folder, a configuration object, a torch module, or
+    what builds a module: a function, a class, or its name, `module:function`.
 
-    Raises UnknownNameError, DocumentError.
+    A module is run once without values (`meshwright.trace.trace`, which also takes example inputs). Raises
+    UnknownNameError, DocumentError; TraceError where a module cannot be traced.
     """
-    return resolve_model(what)
+    return find_model(what)
 
 
 def cluster(what: _ClusterLike) -> Cluster:

@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 
 _MODEL = "A known name, a ModelSpec file, or a config.json or its folder."
+_MODULE = "A known name, a ModelSpec file, a config.json or its folder, or module:function for a torch module."
 _ZERO = "What dp, cp and ulysses shard: 1 optimizer states, 2 gradients too, 3 parameters too."
 _TIMELINE = "Write the simulated step here, for ui.perfetto.dev."
 _CALIBRATION = "What devices and links reach of their peaks; ideal: all of them."
@@ -92,20 +93,20 @@ def _options(
 
 @app.command(short_help="Describe a model.", epilog="Example: meshwright model llama-3.1-70b --seq 8192")
 def model(
-    what: Annotated[str, typer.Argument(metavar="NAME|PATH", help=_MODEL, autocompletion=_model_names)],
+    what: Annotated[str, typer.Argument(metavar="NAME|PATH", help=_MODULE, autocompletion=_model_names)],
     *,
     seq: Annotated[int, _number("--seq", "Positions per sample, for the FLOPs, as far as the model reaches.")] = 4096,
     as_json: Json = False,
 ) -> None:
     """Describe a model: parameters and FLOPs by layer, and what limits its plans."""
-    from meshwright.model.resolve import resolve_model
     from meshwright.report.model import model_blocks, model_data
     from meshwright.report.screen import show
+    from meshwright.trace.target import find_model
     from meshwright.units import MAX_COUNT
 
     if not 1 <= seq <= MAX_COUNT:
         raise MeshwrightError(f"--seq: must be from 1 to {MAX_COUNT:,} (got {seq})")
-    spec = resolve_model(what)
+    spec = find_model(what)
     show(as_json, lambda: model_data(spec, seq), lambda: model_blocks(spec, seq))
 
 

@@ -32,7 +32,12 @@ class Kept:
                 module.get_submodule(path).register_forward_pre_hook(self._enters(name), with_kwargs=True)
 
     def _enters(self, name: str) -> Callable[..., None]:
-        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        entered: list[nn.Module] = []
+
+        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if module in entered:  # a dropout that serves a second place
+                return
+            entered.append(module)
             self.current = name
             beside = (args[1:], kwargs) if args else list(kwargs.values())[1:]
             for leaf in tree_leaves(beside):
@@ -79,3 +84,10 @@ def _recompute(layer: nn.Module) -> None:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     layer.forward = again
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """A copy of its own, in the compute dtype where it is a tensor of numbers."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(dtype) if value.is_floating_point() else value.clone()

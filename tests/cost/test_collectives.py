@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from meshwright.cluster.shorthand import parse_cluster
 from meshwright.cluster.spec import Cluster, Device, Level, Link, Pool, Regions
+from meshwright.cost.calibration import IDEAL, Calibration, LinkConstants
 from meshwright.cost.collectives import TRAFFIC, Network, Way, seconds
 from meshwright.cost.flows import Kind
 from tests.cost.build import QUICK
@@ -278,3 +279,17 @@ def test_groups_that_lie_alike_in_another_node_get_the_same() -> None:
 def test_the_latency_of_a_number_that_all_add_up_is_that_of_the_widest_link() -> None:
     assert Network(parse_cluster("4x8xh100")).latency(range(32)) == 9.6e-6
     assert Network(parse_cluster("8xh100+8xa100-80gb+8xv100")).latency(range(24)) == 30e-6
+
+
+def test_a_switch_that_adds_up_is_used_where_the_calibration_says_so() -> None:
+    """(n + 1) / n of the bytes instead of 2 (n - 1) / n, inside of one node alone."""
+    cluster = parse_cluster("2x8xh100")
+    used = Calibration(name="nvls", source="test", links={"nvlink4": LinkConstants(in_switch=True)})
+    plain, switch = Network(cluster, IDEAL), Network(cluster, used)
+    inside, across = tuple(range(8)), tuple(range(16))
+    size = 1e9
+    times = [seconds("all_reduce", size, 8, network.way(inside)) for network in (plain, switch)]
+    bandwidth = cluster.links["nvlink4"].bandwidth
+    assert times[0] == pytest.approx(2 * 7 / 8 * size / bandwidth, rel=0.03)
+    assert times[1] == pytest.approx(9 / 8 * size / bandwidth, rel=0.01)
+    assert plain.way(across) == switch.way(across)

@@ -74,7 +74,8 @@ class Clock:
     def ask(self, until: int) -> bool:
         """Gathers that nobody asked for yet."""
         wanted = range(self.asked, min(until + 1, len(self.found)))
-        self.link += [("gather", number, self.found[number].gather) for number in wanted]
+        self.link += [("gather", number, self.found[number].gather) for number in wanted if self.found[number].gather]
+        self.gathered.update(number for number in wanted if not self.found[number].gather)
         self.asked += len(wanted)
         return len(wanted) > 0
 

@@ -191,6 +191,14 @@ CASES = [
         {"plan/execution/kernels": "hf-sdpa"},
     ),
     Case(
+        "runtime-overlap",
+        {"plan/execution": {"overlap": ["gradients", "tensor"]}},
+        "execution.overlap",
+        "overlap of 'tensor' has no effect in the runtime, which moves each exchange in one piece",
+        "write 'overlap: [gradients]', and the estimate is of what runs",
+        {"plan/execution/overlap": ["gradients"]},
+    ),
+    Case(
         "runtime-prefetch",
         {"plan/execution": {"prefetch": 0}},
         "execution.prefetch",

@@ -89,6 +89,18 @@ CASES = [
         {"plan/execution/prefetch": DELETE},
     ),
     Case(
+        "overlap-has-an-effect",
+        {
+            "plan/execution": {"overlap": ["gathers", "tensor"]},
+            "plan/groups/a": {"devices": "0-1", "mesh": {"dp": 2, "tp": 1}},
+            "plan/groups/b": {"devices": "4-5", "mesh": {"dp": 2, "tp": 1}},
+        },
+        "execution.overlap",
+        "overlap of 'tensor' has no effect: no row has tp",
+        "remove it",
+        {"plan/execution/overlap": ["gathers"]},
+    ),
+    Case(
         "bucket-has-an-effect",
         {
             "plan/execution": {"bucket_mib": 50.0},

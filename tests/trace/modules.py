@@ -130,8 +130,9 @@ class Gan(nn.Module):
             nn.Linear(32 * 16, 1),
         )
 
-    def forward(self, noise: Tensor) -> Tensor:
-        return self.discriminator(self.generator(noise[:, :, None, None]))
+    def forward(self, noise: Tensor, real: Tensor) -> Tensor:
+        made = self.generator(noise[:, :, None, None])
+        return functional.softplus(self.discriminator(made)) + functional.softplus(-self.discriminator(real))
 
 
 class DitBlock(nn.Module):
@@ -191,9 +192,7 @@ class GraphLayer(nn.Module):
     def forward(self, x: Tensor, edges: Tensor, adjacency: Tensor) -> Tensor:
         batch, nodes, width = x.shape
         normed = self.norm(x)
-        q, k, v = (
-            each(normed).view(batch, nodes, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v)
-        )
+        q, k, v = (each(normed).view(batch, nodes, self.heads, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + self.edge_bias(edges).permute(0, 3, 1, 2)
         seen = (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(batch, nodes, width)
         x = x + self.o(seen) + adjacency @ self.neighbours(normed)
@@ -275,7 +274,7 @@ MODULES: dict[str, Case] = {
     "u-net": Case(UNet, lambda: torch.rand(2, 3, 32, 32), ()),
     "mlp-mixer": Case(Mixer, lambda: torch.rand(2, 3, 32, 32), ()),
     "two-tower": Case(TwoTower, lambda: (_ids(1000, 4), torch.rand(4, 7), _ids(500, 4), torch.rand(4, 3)), ()),
-    "gan": Case(Gan, lambda: torch.rand(4, 12), ()),
+    "gan": Case(Gan, lambda: (torch.rand(4, 12), torch.rand(4, 3, 16, 16)), ()),
     "diffusion-transformer": Case(Dit, lambda: (torch.rand(2, 4, 16, 16), _ids(1000, 2), _ids(10, 2)), ()),
     "graph-transformer": Case(
         GraphTransformer, lambda: (_ids(20, 2, 14), torch.rand(2, 14, 14, 3), torch.rand(2, 14, 14)), ()

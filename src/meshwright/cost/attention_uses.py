@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from meshwright.cost.habits import Habits
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Storage, Use
 from meshwright.model.operators import Attention
@@ -45,6 +46,7 @@ def attention_eager(op: Attention, share: Share, storage: Storage) -> Use:
     """
     core, element, habits = _core(op, share, copied=True), storage.element, storage.habits
     wide = habits.wide_softmax and element != 4
+    fused = core.queries + core.keys if share.fused and share.turned and _is_alone(op, habits) else 0.0
     softmax = 4 if habits.wide_softmax else element
     weights = element if wide or share.dropped else 0
     sinks = core.rows * (element + 8) if op.sinks else 0.0
@@ -52,7 +54,7 @@ def attention_eager(op: Attention, share: Share, storage: Storage) -> Use:
     scored = storage.wide if habits.wide_scores else element
     passes = (6 + 6 * op.capped) * element + (2 * (element + 4) if wide else 2 * element)
     return Use(
-        scored * (core.queries + core.keys) + element * core.values + kept,
+        scored * (core.queries + core.keys) + element * (core.values + fused) + kept,
         core.scores * passes + element * core.streamed,
         kept,
     )
@@ -97,15 +99,22 @@ def _attention_masked(op: Attention, share: Share, storage: Storage) -> Use:
     """
     element, habits = storage.element, storage.habits
     masked = _is_masked(op, share, storage)
-    copied = masked and op.kv_heads < op.heads
+    copied = masked and 1 < op.kv_heads < op.heads  # one head is seen by all without a copy
     core = _core(op, share, copied=copied)
     inputs = core.inputs
     if share.fused and share.turned and not copied:
         inputs += core.queries + core.keys
     bias = element * share.work.positions * share.work.context if masked and not op.alibi else 0.0
     kept = storage.wide * core.rows + bias
-    laid_out = element * core.outputs if habits.laid_out else 0.0
+    laid_out = element * core.outputs if habits.laid_out or _is_alone(op, habits) else 0.0
     return Use(element * inputs + kept + laid_out, element * core.streamed + bias + 2 * laid_out, kept)
+
+
+def _is_alone(op: Attention, habits: Habits) -> bool:
+    """Whether each sample's attention is run by itself, on slices of what the matrix before put out, and outputs are
+    copied together.
+    """
+    return habits.image_by_image and not op.causal
 
 
 def _is_masked(op: Attention, share: Share, storage: Storage) -> bool:

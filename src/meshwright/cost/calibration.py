@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from meshwright.document import Document, Record
-from meshwright.units import Bytes, NonNegativeFloat, PositiveInt, Seconds
+from meshwright.units import Bytes, Flag, NonNegativeFloat, PositiveInt, Seconds
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 """Of a public peak: above 1 a time would lie under the roofline."""
@@ -53,6 +53,8 @@ class LinkConstants(Record):
     bandwidth: Fraction = 1.0
     latency: Seconds | None = None
     """Of a step of a collective, in place of the link's own."""
+    in_switch: Flag = False
+    """True where all-reduces are left to switches that can add (NCCL's NVLS algorithm)."""
 
 
 class Calibration(Document):

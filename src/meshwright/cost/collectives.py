@@ -2,9 +2,12 @@
 
 n ranks, B bytes (see `volumes.Collective`), a latency, b bandwidth. Rings are those of Thakur, Rabenseifner and Gropp
 2005, "Optimization of Collective Communication Operations in MPICH", section 4; an all-reduce takes the faster of a
-ring and of a pair of trees (Sanders, Speck and Traeff 2009), as NCCL does for few bytes and many ranks.
+ring and of a pair of trees (Sanders, Speck and Traeff 2009), as NCCL does for few bytes and many ranks, and of the
+switch where that adds up (NVLink SHARP: each rank pulls the sum of its part through the switch and has it spread;
+NVIDIA 2022, "NVLink-Network Switch", Hot Chips 34).
 
     all_reduce                     2 (n - 1) a + 2 (n - 1) / n B / b    or 2 log2(n) a + 2 B / b
+      in the switch                        2 a +   (n + 1) / n B / b
     all_gather, reduce_scatter       (n - 1) a +   (n - 1) / n B / b
     all_to_all                       (n - 1) a +   (n - 1) / n B / b    pairwise exchange
     exchange                         (n - 1) a +               B / b    B is what is received
@@ -30,7 +33,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from meshwright.cluster.spec import Cluster, Pool, Route
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cluster.spec import MAX_DEVICES, MAX_POOLS, Cluster, Pool, Route
 from meshwright.cost.calibration import Calibration
 from meshwright.cost.flows import Kind
 
@@ -54,10 +60,13 @@ class Way(NamedTuple):
 
     bandwidth: float
     latency: float
+    reduces: bool = False
+    """True where every switch on the way adds up what comes in."""
 
     def no_better_than(self, other: "Way") -> "Way":
         """The worse of both, in bandwidth and in latency."""
-        return Way(min(self.bandwidth, other.bandwidth), max(self.latency, other.latency))
+        both = self.reduces and other.reduces
+        return Way(min(self.bandwidth, other.bandwidth), max(self.latency, other.latency), both)
 
 
 def seconds(kind: Kind, size: float, ranks: int, way: Way) -> float:
@@ -65,6 +74,8 @@ def seconds(kind: Kind, size: float, ranks: int, way: Way) -> float:
 
     >>> round(seconds("all_reduce", 8e9, 8, Way(bandwidth=100e9, latency=1e-3)), 6)
     0.154
+    >>> round(seconds("all_reduce", 8e9, 8, Way(bandwidth=100e9, latency=1e-3, reduces=True)), 6)
+    0.092
     >>> seconds("all_gather", 8e9, 1, Way(bandwidth=100e9, latency=1e-3))
     0.0
     """
@@ -74,7 +85,9 @@ def seconds(kind: Kind, size: float, ranks: int, way: Way) -> float:
     once = steps * way.latency + (size * (ranks - 1) / ranks if kind in _SCATTERED else size) / way.bandwidth
     if kind != "all_reduce":
         return once
-    return 2 * min(once, math.ceil(math.log2(ranks)) * way.latency + size / way.bandwidth)
+    apart = 2 * min(once, math.ceil(math.log2(ranks)) * way.latency + size / way.bandwidth)
+    in_switch = 2 * way.latency + size * (1 + 1 / ranks) / way.bandwidth
+    return min(apart, in_switch) if way.reduces else apart
 
 
 class Network:
@@ -97,7 +110,7 @@ class Network:
     def slowest(self, groups: Iterable[Sequence[int]], traffic: Traffic = "ring") -> Way:
         """The worst way of several process groups that run at the same time."""
         patterns = {self.pattern(tuple(ranks)) for ranks in groups}
-        worst = Way(float("inf"), 0.0)
+        worst = Way(math.inf, 0.0, reduces=True)
         for pattern in patterns:
             if len(pattern) > 1:
                 worst = worst.no_better_than(self.way(pattern, traffic))
@@ -121,7 +134,7 @@ class Network:
             case "hop":
                 bandwidth = self._hop(ranks, places, out)
         alone = [self._first[pool] for (pool, _), inside in units.items() if len(inside) == 1]
-        way = Way(min([bandwidth, *alone]), out.latency)
+        way = Way(min([bandwidth, *alone]), out.latency, out.reduces)
         for inside in {self.pattern(tuple(inside)) for inside in units.values() if len(inside) > 1}:
             way = way.no_better_than(self._measure(inside, traffic, whole))
         return way
@@ -140,19 +153,31 @@ class Network:
         """What the busiest device gets of the way between two groups, of which each first sends to each second at the
         same time. Those that leave a node, or enter it, share its cards; none uses more than its nearest.
         """
-        patterns = [self.pattern(pair) for pair in pairs]
-        known = {pattern: _out(self.cluster.route(pattern, one_way=True)) for pattern in set(patterns)}
-        outs = [known[pattern] for pattern in patterns]
-        sides = [sender for sender, _ in pairs], [receiver for _, receiver in pairs]
-        busiest = max(max(Counter(side).values()) for side in sides)
-        worst = Way(math.inf, 0.0)
-        for ranks in sides:
-            units = [(out.unit, *self._unit(rank, out.unit)) for rank, out in zip(ranks, outs, strict=True)]
-            messages = Counter(units)
-            for unit, out in set(zip(units, outs, strict=True)):
-                most = out.bandwidth * min(out.nearest, out.cards * busiest / messages[unit])
-                worst = worst.no_better_than(Way(min(most, self._first[unit[1]]), out.latency))
-        return worst
+        table, starts = np.array(pairs), np.array(self.cluster.starts)
+        codes, kinds = np.unique(self._patterns(table) @ (MAX_DEVICES, 1), return_inverse=True)
+        patterns = [divmod(code, MAX_DEVICES) for code in codes.tolist()]
+        outs = [_out(self.cluster.route(pattern, one_way=True)) for pattern in patterns]
+        bandwidth, nearest, cards, unit = (
+            np.array([getattr(out, name) for out in outs])[kinds] for name in ("bandwidth", "nearest", "cards", "unit")
+        )
+        busiest = max(int(np.unique(side, return_counts=True)[1].max()) for side in table.T)
+        slowest = math.inf
+        for ranks in table.T:
+            pools = np.searchsorted(starts, ranks, side="right") - 1
+            units = (unit * MAX_POOLS + pools) * MAX_DEVICES + (ranks - starts[pools]) // unit
+            _, places, counts = np.unique(units, return_inverse=True, return_counts=True)
+            most = bandwidth * np.minimum(nearest, cards * busiest / counts[places])
+            slowest = min(slowest, float(np.minimum(most, np.array(self._first)[pools]).min()))
+        return Way(slowest, max(out.latency for out in outs))
+
+    def _patterns(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """As `pattern`, for many pairs at once: [pairs, 2]."""
+        starts, sizes, below = (np.array(each) for each in (self.cluster.starts, self._sizes, self._below))
+        pools = np.searchsorted(starts, pairs[:, 0], side="right") - 1
+        lowest = pairs.min(axis=1) - starts[pools]
+        inside = (lowest >= 0) & (pairs.max(axis=1) < starts[pools] + sizes[pools])
+        moved: NDArray[np.int64] = pairs - (lowest // below[pools] * below[pools] * inside)[:, None]
+        return moved
 
     def _unit(self, rank: int, size: int) -> tuple[int, int]:
         """Which unit of so many devices a device is in: its pool and the unit's number."""
@@ -185,7 +210,13 @@ def _as_reached(cluster: Cluster, calibration: Calibration) -> Cluster:
     for name, link in cluster.links.items():
         reached = calibration.link(name)
         latency = link.latency if reached.latency is None else reached.latency
-        links[name] = link.model_copy(update={"bandwidth": link.bandwidth * reached.bandwidth, "latency": latency})
+        links[name] = link.model_copy(
+            update={
+                "bandwidth": link.bandwidth * reached.bandwidth,
+                "latency": latency,
+                "reduces": link.reduces and reached.in_switch,
+            }
+        )
     return cluster.model_copy(update={"links": links})
 
 
@@ -203,6 +234,7 @@ class _Out(NamedTuple):
     cards: int
     unit: int
     """Devices that share the cards."""
+    reduces: bool
 
     @property
     def own(self) -> float:
@@ -218,4 +250,4 @@ class _Out(NamedTuple):
 def _out(route: Route) -> _Out:
     """Where nothing is said of cards, each device has its own."""
     cards = route.cards if route.cards is not None else route.unit
-    return _Out(route.link.bandwidth, route.link.latency, cards, route.unit)
+    return _Out(route.link.bandwidth, route.link.latency, cards, route.unit, route.link.reduces)

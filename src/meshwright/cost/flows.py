@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from meshwright.cost.kernels import KernelSet
 from meshwright.cost.shares import Share, elements
-from meshwright.model.operators import Attention, Embedding, Experts, Linear, Loss
+from meshwright.model.operators import Add, Attention, Dropout, Embedding, Experts, Linear, Loss
 from meshwright.plan.spec import Recompute, Row, Save
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "p2p"]
@@ -145,15 +145,37 @@ def _dispatch(experts: Experts, share: Share, roles: Roles, element: float) -> l
     return [Flow("expert", "all_to_all", roles.experts, size, way, 2) for way in ways]
 
 
-def repeated(flows: Sequence[Flow], recompute: Recompute, kernels: KernelSet) -> list[Flow]:
-    """The collectives of forward that recompute runs again."""
-    forward = [flow for flow in flows if flow.when == "forward"]
+def ends_in_sum(shares: Sequence[Share]) -> bool:
+    """Whether nothing that backward wants comes after the last sum over tensor ranks: only what keeps nothing, an
+    addition or a dropout that drops nothing. A norm or a real dropout behind the last matrix wants its sum.
+    """
+    for share in reversed(shares):
+        if share.leaves:
+            return True
+        operator = share.operator
+        if not (isinstance(operator, Add) or (isinstance(operator, Dropout) and not operator.probability)):
+            return False
+    return False
+
+
+def repeated(flows: Sequence[Flow], recompute: Recompute, kernels: KernelSet, *, ends: bool) -> list[Flow]:
+    """The collectives of forward that recompute runs again. Those of the loss are not: what it keeps stays.
+
+    `ends`: the layer ends with the last sum over tensor ranks (`ends_in_sum`), which a kernel set that stops early
+    does not reach: of a decoder layer's two, one is repeated.
+
+    >>> from meshwright.cost.kernels import KERNEL_SETS
+    >>> sums = [Flow("tensor", "all_reduce", ("tp",), 64.0, "forward")] * 2
+    >>> [len(repeated(sums, "full", KERNEL_SETS[name], ends=True)) for name in ("hf-sdpa", "megatron-flash")]
+    [1, 2]
+    """
+    again = [flow for flow in flows if flow.when == "forward" and flow.purpose != "loss"]
     if recompute == "none" or (isinstance(recompute, Save) and "collective" in recompute.save):
         return []
     if recompute == "selective":
-        forward = [flow for flow in forward if flow.purpose == "context"]
-    elif kernels.stops_early:
-        forward = forward[:-1]
+        again = [flow for flow in again if flow.purpose == "context"]
+    elif kernels.stops_early and ends:
+        del again[max(place for place, flow in enumerate(again) if flow.purpose == "tensor")]
     if isinstance(recompute, Save) and "attention" in recompute.save:
-        forward = [flow for flow in forward if flow.purpose != "context"]
-    return [flow._replace(when="recompute") for flow in forward]
+        again = [flow for flow in again if flow.purpose != "context"]
+    return [flow._replace(when="recompute") for flow in again]

@@ -53,8 +53,14 @@ class Habits(NamedTuple):
     """What a table beside that of the tokens is asked for: each position, or each pair of positions."""
     rotations: int = 1
     """Rotary tables that layers share."""
-    normalises: bool = True
-    """The weights of a position's experts are divided by their sum."""
+    image_by_image: bool = False
+    """The vision tower holds all images in one sequence and runs attention on one after the other."""
+    fills_mask: bool = False
+    """Scores are filled in where a mask of true and false says so, which backward wants too."""
+    router: Literal["all", "chosen", "drawn"] = "all"
+    """Weights of experts come of the scores of all of them, of the chosen ones alone, or of two draws (SparseMixer)."""
+    wide_weights: bool = False
+    """What experts put out is weighed in float32."""
 
 
 _BERT = Habits(wide_softmax=False, wide_loss=False)
@@ -70,16 +76,21 @@ HABITS: dict[str, Habits] = {
     "gemma3_text": _GEMMA._replace(rotations=2),
     "gpt2": Habits(wide_softmax=False),
     "gpt_neox": Habits(laid_out=True),
-    "gpt_oss": Habits(rms=WEIGHED_THEN_CAST, wide_softmax=False, sdpa=False),
+    "gpt_oss": Habits(rms=WEIGHED_THEN_CAST, wide_softmax=False, sdpa=False, router="chosen"),
     "gptj": Habits(wide_scores=True, rotations=0),
-    "mpt": Habits(sdpa=False),
+    "granitemoe": Habits(router="chosen"),
+    "mixtral": Habits(wide_weights=True),
+    "mpt": Habits(sdpa=False, fills_mask=True),
     "olmo2": Habits(rms=WEIGHED_THEN_CAST),
     "phi": Habits(laid_out=True),
     "phi3": Habits(laid_out=True),
+    "phimoe": Habits(router="drawn"),
+    "qwen2_vl": Habits(image_by_image=True),
     "roberta": _BERT,
     "swin": Habits(wide_loss=False),
     "t5": Habits(rms=DIVIDED_AS_IT_IS, wide_softmax=False, wide_loss=False, tables="pairs"),
     "vit": Habits(wide_loss=False),
     "whisper": Habits(wide_softmax=False, laid_out=True, wide_loss=False),
+    "xlm-roberta": _BERT,
 }
 """By the family that a ModelSpec names; others have Llama's."""

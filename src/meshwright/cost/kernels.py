@@ -84,8 +84,8 @@ _EAGER: dict[type, Kernel] = {
     Dropout: uses.dropout_eager,
     Add: uses.moves(3),
     Rotary: uses.moves(10),
-    Router: uses.router,
-    Experts: uses.routed_experts,
+    Router: uses.router_eager,
+    Experts: uses.experts_eager,
     Convolution: uses.convolution,
     Scan: uses.scan,
     MatMul: uses.matmul,
@@ -104,6 +104,8 @@ _COMPILED = _SDPA | {
     Rotary: uses.moves(2),
 }
 _FUSED = _EAGER | {
+    Router: uses.router,
+    Experts: uses.routed_experts,
     Linear: uses.linear_gathered_again,
     Norm: uses.norm_fused,
     Attention: attention_uses.attention_fused,

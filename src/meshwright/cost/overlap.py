@@ -62,13 +62,13 @@ def one_pass(layers: Sequence[LayerTime], streams: Streams) -> Passed:
     gathered = [0.0] * len(layers)
     asked = 0
     for place, layer in enumerate(layers):
-        if asked == place:  # nobody asked for it ahead
+        if asked == place and layer.gather:  # nobody asked for it ahead
             link = gathered[place] = max(link, free) + layer.gather
-            asked += 1
         start = max(free, gathered[place])
-        while asked < len(layers) and asked <= place + streams.prefetch:
-            link = gathered[asked] = max(link, start) + layers[asked].gather
-            asked += 1
+        for ahead in range(max(asked, place + 1), min(len(layers), place + streams.prefetch + 1)):
+            if layers[ahead].gather:
+                link = gathered[ahead] = max(link, start) + layers[ahead].gather
+        asked = max(asked, place + streams.prefetch + 1)
         free = _slowed(start, layer.compute, link, streams.contention)
         if layer.reduce:
             link = max(link, free) + layer.reduce

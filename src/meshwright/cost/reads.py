@@ -25,6 +25,8 @@ class Reads:
 
     def is_fresh(self, operator: Operator, *, keeps: bool) -> bool:
         """Whether nobody keeps an operator's input yet; `keeps`: it does so itself."""
+        if isinstance(operator, Router) and operator.wide:
+            return True  # a copy of its own
         if isinstance(operator, Linear | Router):
             return self._is_read_first(operator, keeps=keeps)
         if isinstance(operator, Norm) and operator.heads is None:

@@ -22,6 +22,7 @@ from meshwright.model.operators import (
     Norm,
     Operator,
     Parameter,
+    Pool,
     Rotary,
     Router,
     Scan,
@@ -115,6 +116,8 @@ class Share(NamedTuple):
     """True where queries, keys and values of an attention core are slices of what one matrix put out."""
     turned: bool = False
     """True where its queries and keys are tensors of their own by then: rotated, or normalised."""
+    slice_of: float = 0.0
+    """Positions per sample of the tensor that its input is a slice of, where it works on a few of them alone."""
 
 
 def elements(operator: Operator, work: Work) -> float:
@@ -204,10 +207,11 @@ class _Walk:
             enters=enters and tensor > 1,
             leaves=leaves and tensor > 1,
             scattered=scattered if enters else 1,
-            keys=work.context / self.ways.cp,
+            keys=work.length if getattr(operator, "block", None) else work.context / self.ways.cp,
             partial=_partial(cut, whole, scattered) if learns else 0.0,
             fused=isinstance(cut, Attention) and self.made == _fused_width(cut),
             turned=self.turned,
+            slice_of=self._slice_of(operator),
         )
         self._note(cut)
         self.inside = (self.inside or enters) and not leaves
@@ -262,6 +266,14 @@ class _Walk:
         if isinstance(operator, Linear) and operator.stream is not None and operator.stream in looked_at:
             return False  # an encoder's output, which all layers that look at it keep together
         return self.reads.is_fresh(operator, keeps=self._learns(operator) or self._adapts(operator))
+
+    def _slice_of(self, operator: Operator) -> float:
+        """A matrix on one position out of a stream reads a slice, unless pooling made that one."""
+        pooled = any(isinstance(other, Pool) for other in self.operators)
+        if not isinstance(operator, Linear) or operator.positions is None or pooled:
+            return 0.0
+        length = self.extent.lengths[operator.stream or self.extent.stream]
+        return float(length) if operator.positions < length else 0.0
 
     def _note(self, cut: Operator) -> None:
         if isinstance(cut, Linear):

@@ -65,9 +65,12 @@ Kernel: TypeAlias = Callable[[Any, Share, Storage], Use]
 
 
 def linear(op: Linear, share: Share, storage: Storage) -> Use:
-    """The input is kept, once for neighbours that read the same, where the weight learns."""
+    """The input is kept, once for neighbours that read the same, where the weight learns; a slice keeps all of what it
+    is cut from.
+    """
     read, weight = share.work.positions * op.inputs, op.inputs * op.outputs
-    kept = storage.element * read if share.learns and share.fresh else 0.0
+    whole = share.work.samples * share.slice_of * op.inputs or read
+    kept = storage.element * whole if share.learns and share.fresh else 0.0
     return Use(kept, storage.element * (read + weight + elements(op, share.work)))
 
 
@@ -141,6 +144,8 @@ _EAGER_ACTIVATIONS = {
     "relu": (0, 2),
     "bloom_gelu": (1, 18),
     "scale": (0, 2),
+    "drop_path": (0, 2),
+    "masked_scatter": (0, 3),
     "softcap": (1, 6),
 }
 """Function: (tensors kept, tensors read or written). `gelu_new` is eight kernels; `relu` keeps its output, which the
@@ -155,10 +160,14 @@ def activation_eager(op: Activation, share: Share, storage: Storage) -> Use:
     return Use(numbers * (kept + 2 * op.gated), numbers * (moved + 3 * op.gated))
 
 
+_FREE = frozenset({"scale", "drop_path", "masked_scatter"})
+"""Functions that a fused kernel computes without keeping a tensor."""
+
+
 def activation_fused(op: Activation, share: Share, storage: Storage) -> Use:
     """Its input alone: one tensor, or two where it is gated; none where it only scales."""
     numbers = storage.element * elements(op, share.work)
-    return Use(numbers * (0 if op.function == "scale" else 1 + op.gated), numbers * (2 + op.gated))
+    return Use(numbers * (0 if op.function in _FREE else 1 + op.gated), numbers * (2 + op.gated))
 
 
 def moves(tensors: float) -> Kernel:
@@ -175,7 +184,44 @@ def keeps_input(op: Any, share: Share, storage: Storage) -> Use:
 def router(op: Router, share: Share, storage: Storage) -> Use:
     """The input and the probabilities, in float32."""
     read, wide = share.work.positions * op.hidden, 4 * elements(op, share.work)
-    return Use(storage.element * read + wide, storage.element * (read + op.hidden * op.experts) + 3 * wide)
+    kept = storage.element * read * share.fresh + wide
+    return Use(kept, storage.element * (read + op.hidden * op.experts) + 3 * wide)
+
+
+def router_eager(op: Router, share: Share, storage: Storage) -> Use:
+    """The input, in float32 where the router is wide; what the scores become; and for each choice its index, 8 bytes,
+    and its weight.
+    """
+    element, positions = storage.element, share.work.positions
+    chosen = 12 * op.top_k
+    numbers = {
+        "all": 4 * op.experts + chosen + 4,
+        "chosen": chosen,
+        "drawn": op.top_k * (op.experts * (1 + element) + 16 + element),
+    }[storage.habits.router]
+    cast = 4 if op.wide and element < 4 else 0.0
+    read = positions * op.hidden * (cast or element * (share.fresh and not op.wide))
+    moved = element * (positions * op.hidden + op.hidden * op.experts) + 12 * positions * op.experts
+    return Use(read + positions * numbers, moved)
+
+
+_EAGER_EXPERTS = {"clamped_swiglu": 7}
+"""Function: tensors of a gated expert's inner width that are kept; others keep gate, up, the function of the gate, and
+their product."""
+
+
+def experts_eager(op: Experts, share: Share, storage: Storage) -> Use:
+    """Grouped products (torch._grouped_mm) on positions sorted by expert: these, what the first matrices put out, what
+    the function makes of it, outputs to be weighed and their weights, three lists of indices of 8 bytes, a fourth where
+    there are biases, and where each expert's positions end.
+    """
+    routed, element = share.work.positions * op.top_k, storage.element
+    inner = _EAGER_EXPERTS.get(op.function, 4) if op.gated else 2
+    width = 2 * op.hidden + inner * op.ffn
+    weight = storage.wide if storage.habits.wide_weights else element
+    small = routed * (8 * (3 + op.bias) + weight) + 4 * op.count
+    moved = routed * (width + 5 * op.hidden) + op.parameters()
+    return Use(element * routed * width + small, element * moved)
 
 
 def routed_experts(op: Experts, share: Share, storage: Storage) -> Use:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost.blocks import Block, Edge
-from meshwright.cost.flows import Flow, Kind, Purpose, When, active, repeated, role_flows, roles_of
+from meshwright.cost.flows import Flow, Kind, Purpose, When, active, ends_in_sum, repeated, role_flows, roles_of
 from meshwright.cost.moves import Crossing, by_tokens, crossing, division, moves
 from meshwright.cost.placement import Placement
 from meshwright.cost.states import Parameters, Widths, count_parameters, sharding_of, state_flows
@@ -82,7 +82,9 @@ def _block_flows(placement: Placement, block: Block) -> list[Flow]:
         here = role_flows(shares, roles_of(row, mesh), placement.kernels, placement.element)
         if row is not block.row:
             here += _part_moves(placement, block, row, parts)
-        flows += here + (repeated(here, row.recompute, placement.kernels) if _backward(block) else [])
+        ends = ends_in_sum(shares) and parts[-1] is block.stack.parts[-1]
+        again = repeated(here, row.recompute, placement.kernels, ends=ends) if _backward(block) else []
+        flows += here + again
     return flows + _block_states(placement, block)
 
 

@@ -162,6 +162,15 @@ def _kernels_of_another(inputs: Inputs) -> Iterator[Finding]:
         yield found("execution.kernels", kernels=kernels)
 
 
+def _tensor_overlap(inputs: Inputs) -> Iterator[Finding]:
+    if "tensor" in inputs.plan.execution.overlap:
+        yield found("execution.overlap", left=_listed(inputs.plan.execution.overlap))
+
+
+def _listed(overlap: tuple[str, ...]) -> str:
+    return f"[{', '.join(each for each in overlap if each != 'tensor')}]"
+
+
 def _no_prefetch(inputs: Inputs) -> Iterator[Finding]:
     if inputs.plan.execution.prefetch == 0 and any(site.row.state == "zero3" for site in inputs.sites):
         yield found("execution.prefetch")
@@ -260,6 +269,14 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         _no_prefetch,
         "prefetch 0 has no effect in the runtime: FSDP2 gathers one layer ahead by itself",
         "write 'prefetch: 1'",
+        "warning",
+    ),
+    Rule(
+        "runtime-overlap",
+        "runtime",
+        _tensor_overlap,
+        "overlap of 'tensor' has no effect in the runtime, which moves each exchange in one piece",
+        "write 'overlap: {left}', and the estimate is of what runs",
         "warning",
     ),
     Rule(

@@ -96,6 +96,12 @@ def _prefetch_in_vain(inputs: Inputs) -> Iterator[Finding]:
         yield found("execution.prefetch", prefetch=inputs.plan.execution.prefetch)
 
 
+def _overlap_in_vain(inputs: Inputs) -> Iterator[Finding]:
+    split = any(site.ways("tp", "tp+sp") > 1 for site in inputs.sites)
+    if "tensor" in inputs.plan.execution.overlap and not split:
+        yield found("execution.overlap")
+
+
 def _bucket_in_vain(inputs: Inputs) -> Iterator[Finding]:
     reduced = any(site.ways("dp", "cp", "ulysses", "copy") > 1 for site in inputs.sites)
     if inputs.plan.execution.bucket_mib != _DEFAULT.bucket_mib and not reduced:
@@ -137,6 +143,14 @@ SCHEDULE_RULES: tuple[Rule, ...] = (
         "meaning",
         _prefetch_in_vain,
         "prefetch {prefetch} has no effect: it is about zero3, and no row has it",
+        "remove it",
+        "warning",
+    ),
+    Rule(
+        "overlap-has-an-effect",
+        "meaning",
+        _overlap_in_vain,
+        "overlap of 'tensor' has no effect: no row has tp",
         "remove it",
         "warning",
     ),

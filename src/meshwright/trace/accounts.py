@@ -36,12 +36,13 @@ def _counting(local: list[Item], numel: int) -> list[Item]:
     plain = [item for item in local if not item.traits.get("batched") and item.traits.get("times", 1) == 1]
     whole = [item for item in plain if item.portion == numel]
     if whole:
-        return whole[:1]
+        return sorted(whole, key=lambda item: not item.traits.get("fed", True))[:1]
     return plain if plain and sum(item.portion for item in plain) == numel else []
 
 
 def _sharing(local: list[Item], name: str, numel: int) -> list[Item]:
     """The same for biases and gains."""
+    local = [item for item in local if item.op != "linear" or _counts_outputs(item)]
     if not local:
         return []
     slices = [item.traits.get("bias", numel) if item.op in ("linear", "convolution") else numel for item in local]
@@ -50,12 +51,23 @@ def _sharing(local: list[Item], name: str, numel: int) -> list[Item]:
     return local if sum(slices) == numel else []
 
 
-def tied_convolutions(items: Iterable[Item]) -> None:
-    """A convolution whose kernel is counted elsewhere is written as a product."""
+def _counts_outputs(item: Item) -> bool:
+    """Whether a matrix's bias is as wide as the outputs that it is written with."""
+    return not item.traits.get("batched") and item.traits.get("times", 1) == 1
+
+
+def tied_products(items: Iterable[Item]) -> None:
+    """What has a matrix that is counted elsewhere, and reads what wants no gradient, is a product of which one operand
+    wants one; so is a convolution whose kernel is counted elsewhere.
+    """
     for item in items:
+        if item.op == "linear" and item.traits.get("tied") and not item.traits.get("fed", True):
+            item.op, item.learns, item.others = "matmul", 1, ()
+            item.fields = {"inner": item.fields["inputs"], "outputs": item.fields["outputs"]}
         if item.op == "convolution" and item.traits.get("tied"):
             taps = item.fields["inputs"] // item.fields["groups"]
             for size in item.fields["kernel"]:
                 taps *= size
             item.rows = item.input_rows if item.fields["transposed"] else item.rows
             item.op, item.fields, item.others = "matmul", {"inner": taps, "outputs": item.fields["outputs"]}, ()
+            item.learns = 2 if item.traits.get("fed", True) else 1

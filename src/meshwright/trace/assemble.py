@@ -8,7 +8,7 @@ from torch import nn
 from meshwright.model.operators import Attention, Embedding, Operator, Parameter
 from meshwright.model.spec import LayerStack, ModelSpec, Part, Tie
 from meshwright.trace import merge
-from meshwright.trace.accounts import settle, tied_convolutions
+from meshwright.trace.accounts import settle, tied_products
 from meshwright.trace.calls import other_items
 from meshwright.trace.example import Example
 from meshwright.trace.items import Item
@@ -74,10 +74,8 @@ def _layers(tree: Tree, layout: Layout, tape: Tape, example: Example) -> list[_L
         return []
     first = next(iter(layers))
     for item in _items(tree, tape, example):
-        core = item.traits.get("core")
-        at, module = (core or item).serial, (core or item).module
-        ended = at if (core or item).steps else at - 1
-        place = layout.place(ended, module)
+        ran = item.traits.get("core") or item
+        place = layout.place(ran.steps[-1] if ran.steps else ran.serial - 1, ran.module)
         if place is None and (item.flops or item.weight or item.others):
             place = first
         if place is not None:
@@ -119,7 +117,7 @@ def _write(layers: Sequence[_Layer], streams: Streams, tree: Tree) -> None:
     homes = _homes(labels, tree)
     left = settle({label: layer.items for label, layer in labels.items()}, homes, tree.names)
     for label, layer in labels.items():
-        tied_convolutions(layer.items)
+        tied_products(layer.items)
         near = tuple(by_place[read].stream for read in layer.place.reads if read in by_place)
         site = Site(streams, layer.stream, near, tree.names)
         layer.found = [Written(item, written(item, site)) for item in layer.items]
@@ -139,9 +137,7 @@ def _homes(labels: dict[str, _Layer], tree: Tree) -> dict[str, str]:
 
 def _before(found: Sequence[Written], module: str) -> int:
     """Where a parameter of a module is written: before the first operator of the module."""
-    return next(
-        (place for place, each in enumerate(found) if each.item.module == module and module), len(found)
-    )
+    return next((place for place, each in enumerate(found) if each.item.module == module and module), len(found))
 
 
 # ---- names

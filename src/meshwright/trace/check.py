@@ -8,6 +8,11 @@ from meshwright.trace.errors import TraceError
 from meshwright.trace.tape import Tape
 
 
+_ROUNDING = 1e-9
+LOUD = 0.01
+"""A difference of this share is worth a warning; a smaller one stands in the source of the ModelSpec alone."""
+
+
 class Count(NamedTuple):
     """Matrix FLOPs."""
 
@@ -30,17 +35,27 @@ def counted(spec: ModelSpec, batch: int, lengths: dict[str, int]) -> Count:
     return Count(forward, backward)
 
 
-def differences(spec: ModelSpec, tape: Tape, batch: int, lengths: dict[str, int]) -> list[str]:
-    """What the ModelSpec counts otherwise than torch, a sentence each; empty where all is equal."""
-    said = counted(spec, batch, lengths)
-    found = []
-    for name, ours, torchs in (("forward", said.forward, tape.forward_flops), ("backward", said.backward, None)):
-        torchs = tape.backward_flops if torchs is None else torchs
+class Difference(NamedTuple):
+    """Where a ModelSpec counts otherwise than torch."""
+
+    sentence: str
+    share: float
+    """Of torch's count."""
+
+
+def differences(spec: ModelSpec, tape: Tape, batch: int, lengths: dict[str, int]) -> list[Difference]:
+    """What the ModelSpec counts otherwise than torch; empty where all is equal."""
+    said, found = counted(spec, batch, lengths), list[Difference]()
+    for name, ours, torchs in (
+        ("forward", said.forward, tape.forward_flops),
+        ("backward", said.backward, tape.backward_flops),
+    ):
         if torchs is None:
-            found.append(f"the {name} pass could not be run, and its FLOPs are not checked")
-        elif abs(ours - torchs) > 1e-9 * max(ours, torchs):
-            share = f"{100 * (ours - torchs) / torchs:+.2g} %" if torchs else "not 0"
-            found.append(f"counts {ours:.6g} matrix FLOPs {name} where torch counts {torchs:.6g} ({share})")
+            found.append(Difference(f"could not run the {name} pass to check its FLOPs", 1.0))
+        elif abs(ours - torchs) > _ROUNDING * max(ours, torchs):
+            share = (ours - torchs) / torchs if torchs else 1.0
+            shown = f"counts {ours:.6g} matrix FLOPs {name} where torch counts {torchs:.6g} ({100 * share:+.2g} %)"
+            found.append(Difference(shown, abs(share)))
     return found
 
 

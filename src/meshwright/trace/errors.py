@@ -38,6 +38,13 @@ def failure(error: Exception, running: str, kind: str) -> TraceError:
     return TraceError(f"{where}: {module} failed in its forward pass: {type(error).__name__}: {_first_line(error)}")
 
 
+def build_failure(error: Exception, name: str) -> TraceError:
+    """What went wrong while a function built its module without values."""
+    where = _where(traceback.extract_tb(error.__traceback__))
+    depends = "; it reads values of tensors, which are not there" if isinstance(error, DATA_DEPENDENT) else ""
+    return TraceError(f"{where}: {name} failed: {type(error).__name__}: {_first_line(error)}{depends}")
+
+
 def _where(frames: Sequence[traceback.FrameSummary]) -> str:
     """The last line that is neither torch's nor ours."""
     own = [frame for frame in frames if not _within(frame.filename, _TORCH) and not _within(frame.filename, _HERE)]

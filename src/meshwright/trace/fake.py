@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from meshwright.trace.errors import DATA_DEPENDENT, TraceError
+from meshwright.trace.errors import DATA_DEPENDENT, TraceError, build_failure
 
 ModuleLike = nn.Module | Callable[[], nn.Module]
 
@@ -46,17 +46,29 @@ def fake_module(module: ModuleLike, mode: FakeTensorMode) -> nn.Module:
 
 
 def _built(factory: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
+    if not callable(factory):
+        raise TraceError(f"a {type(factory).__name__} is no torch.nn.Module, and nothing that builds one")
+    try:
+        built = _called(factory, mode)
+    except TraceError:
+        raise
+    except Exception as error:
+        raise build_failure(error, _name(factory)) from error
+    if not isinstance(built, nn.Module):
+        raise TraceError(f"{_name(factory)} gives a {type(built).__name__}, which is no torch.nn.Module")
+    return built
+
+
+def _called(factory: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
     try:
         with mode:
-            built = factory()
+            return factory()
     except DATA_DEPENDENT:
         with mode, _without_first_values():
             built = factory()
         if hasattr(built, "tie_weights"):
             built.tie_weights()  # which goes with the first values
-    if not isinstance(built, nn.Module):
-        raise TraceError(f"{_name(factory)} gives a {type(built).__name__}, which is no torch.nn.Module")
-    return built
+        return built
 
 
 def _without_first_values() -> AbstractContextManager[None]:

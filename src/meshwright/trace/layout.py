@@ -64,7 +64,9 @@ class Layout:
     @property
     def places(self) -> list[Place]:
         """All layers, in the order in which they run, those that are read first."""
-        found = {place.whole() for place in self._step_places.values()} | {each.whole() for each in self._loose.values()}
+        found = {place.whole() for place in self._step_places.values()} | {
+            each.whole() for each in self._loose.values()
+        }
         waiting, ordered = sorted(found, key=lambda place: place.first), list[Place]()
         while waiting:
             ready = next((each for each in waiting if not any(read in waiting for read in each.reads)), waiting[0])
@@ -164,7 +166,9 @@ class Layout:
     def _made_here(self, values: Iterable[Value]) -> list[Place]:
         """The groups of this gap that made values."""
         here = {place.whole() for (segment, _), place in self._groups.items() if segment == self._here()}
-        return [place for value in values if value.learns and (place := self.maker(value)) in here and place is not None]
+        return [
+            place for value in values if value.learns and (place := self.maker(value)) in here and place is not None
+        ]
 
     def _here(self) -> int:
         return self._segment if self._block_of else 0
@@ -181,7 +185,8 @@ class Layout:
         live = [value for value in step.values if value.learns]
         makers = [(self._serial(value), place) for value in live if (place := self.maker(value)) is not None]
         loose = [name for value in live for name in self._loose_names(value)]
-        if not makers and not (step.flops and (loose or live)):
+        met = loose and any(value.inputs for value in step.values)
+        if not makers and not met and not (step.flops and live):
             return None  # masks, positions, or a parameter that is yet to meet something
         if not makers:
             self._leave_block()

@@ -18,9 +18,12 @@ NORMS = {
 DROPOUTS = frozenset(
     {"dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 )
-POOLS = frozenset(f"{kind}_pool{dims}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for dims in (1, 2, 3))
+POOLS = frozenset(
+    f"{kind}_pool{dims}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for dims in (1, 2, 3)
+)
 LOSSES = frozenset({"cross_entropy"})
 ATTENTION = "scaled_dot_product_attention"
+MULTI_HEAD = "multi_head_attention_forward"
 FUNCTIONS = ACTIVATIONS | NORMS.keys() | DROPOUTS | POOLS | LOSSES | {ATTENTION}
 """Functions of torch that are one operator, whatever they do inside."""
 

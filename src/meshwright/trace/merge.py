@@ -162,7 +162,8 @@ def _many(items: list[Item]) -> set[tuple[object, ...]]:
 
 def _key(item: Item) -> tuple[object, ...] | None:
     if item.op in ("linear", "convolution"):
-        return (item.op, item.weight, item.portion, item.module) if item.weight else None
+        fed = item.op == "linear" or item.traits.get("fed", True)
+        return (item.op, item.weight, item.portion, item.module, fed) if item.weight else None
     if item.op == "attention":
         return None
     fields = tuple(sorted((name, str(value)) for name, value in item.fields.items()))

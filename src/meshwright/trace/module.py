@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.model.spec import ModelSpec
 from meshwright.trace.assemble import assemble
-from meshwright.trace.check import check_parameters, differences
+from meshwright.trace.check import LOUD, check_parameters, differences
 from meshwright.trace.errors import TraceError, ValuesNeededError, failure
 from meshwright.trace.example import Example, example_with_values, examples
 from meshwright.trace.fake import ModuleLike, copied_with_values, fake_mode, fake_module, has_values
@@ -36,8 +36,8 @@ def trace(module: ModuleLike | Callable[[], Any], inputs: Any = None, *, name: s
     other sizes than the examples', to see what belongs to samples and to positions; lengths that it does not take are
     the model's own, as given.
 
-    Raises TraceError where inputs are missing, the forward pass fails, or values are needed that are not there. Warns where
-    the result counts other FLOPs than torch's own counter.
+    Raises TraceError where inputs are missing, the forward pass fails, or values are needed that are not there. The
+    result's `source` says where it counts other FLOPs than torch's own counter; a warning does where that is over 1 %.
     """
     mode = fake_mode()
     recorder = Recorder()
@@ -59,24 +59,28 @@ def trace(module: ModuleLike | Callable[[], Any], inputs: Any = None, *, name: s
     check_parameters(spec, sum(parameter.numel() for parameter in built.parameters()))
     lengths = {key: stream.length or example.lengths[key] for key, stream in spec.streams.items()}
     notes = differences(spec, recorder.tape, example.batch, lengths)
-    if notes:
-        warnings.warn(f"the trace of '{name}' {'; '.join(notes)}", stacklevel=2)
-        spec = spec.model_copy(update={"source": f"{spec.source}; {'; '.join(notes)}"})
-    return spec
+    said = "; ".join(note.sentence for note in notes)
+    if any(note.share > LOUD for note in notes):
+        warnings.warn(f"the trace of '{name}' {said}", stacklevel=2)
+    return spec.model_copy(update={"source": f"{spec.source}; {said}"}) if notes else spec
 
 
 def _built(module: Any, inputs: Any, mode: FakeTensorMode) -> tuple[nn.Module, Any]:
     """The module without values, and inputs where the builder gives some."""
     given: list[Any] = []
+    builder = module
 
     def build() -> Any:
-        found = module()
+        found = builder()
         if isinstance(found, tuple) and len(found) == 2:  # noqa: PLR2004 - a module and its inputs
             given.append(found[1])
             return found[0]
         return found
 
-    built = fake_module(module if isinstance(module, nn.Module) else build, mode)
+    if callable(module) and not isinstance(module, nn.Module):
+        build.__name__ = getattr(module, "__name__", type(module).__name__)
+        module = build
+    built = fake_module(module, mode)
     return built, inputs if inputs is not None else next(iter(given), None)
 
 

@@ -27,7 +27,7 @@ def block_parts(block: str, found: Sequence[Written], tree: Tree) -> tuple[Part,
     next one where it is a norm, and else with the one before.
     """
     labels = [_label(block, each.item, tree) for each in found]
-    names = _part_names(found, labels)
+    names = _part_names(block, found, labels)
     placed = _placed(found, [names.get(label, "") if label else "" for label in labels])
     kept: dict[str, list[Operator]] = {}
     for each, name in zip(found, placed, strict=True):
@@ -46,7 +46,7 @@ def _label(block: str, item: Item, tree: Tree) -> str:
     return "" if item.op in _PASSING else block
 
 
-def _part_names(found: Sequence[Written], labels: Sequence[str]) -> dict[str, str]:
+def _part_names(block: str, found: Sequence[Written], labels: Sequence[str]) -> dict[str, str]:
     """Module → the name of its part."""
     inside: dict[str, list[Item]] = {}
     for each, label in zip(found, labels, strict=True):
@@ -57,8 +57,8 @@ def _part_names(found: Sequence[Written], labels: Sequence[str]) -> dict[str, st
     names: dict[str, str] = {}
     for label, items in inside.items():
         names[label] = _part_name(label, items, crossing, attends)
-    bare = [label for label, items in inside.items() if any(item.op == "attention" for item in items)]
-    direct = attends and any("." not in label or _is_core_alone(inside[label]) for label in bare)
+    cores = [label for label, items in inside.items() if any(item.op == "attention" for item in items)]
+    direct = any(label == block or _is_core_alone(inside[label]) for label in cores)
     return _around_bare_core(list(inside), inside, names) if direct else names
 
 

@@ -25,6 +25,7 @@ def product_items(tape: Tape, names: Names, batch: int) -> list[Item]:
             first = core.traits["first"]
             found.remove(first)
             item = core
+            item.traits["dropped"] = next((p for low, high, p in tape.dropping if low <= step.serial < high), 0.0)
         found.append(item)
         by_output[step.output] = item
     cores = [attention_item(call, tape, batch) for call in tape.calls if call.name == ATTENTION]
@@ -32,9 +33,7 @@ def product_items(tape: Tape, names: Names, batch: int) -> list[Item]:
 
 
 def _item(step: Step, op: str, rows: int, **fields: object) -> Item:
-    return Item(
-        op, dict(fields), rows, step.serial, step.module, step.output, flops=step.flops, steps=(step.serial,)
-    )
+    return Item(op, dict(fields), rows, step.serial, step.module, step.output, flops=step.flops, steps=(step.serial,))
 
 
 # ---- two matrices
@@ -80,6 +79,7 @@ def _linear(step: Step, weight: Value, names: Names, sizes: tuple[int, int, int]
     rows, inputs, outputs = sizes
     item = _item(step, "linear", rows, inputs=inputs, outputs=outputs)
     item.weight, item.portion = names.made_of(weight, inputs * outputs), inputs * outputs
+    item.traits["fed"] = any(value.learns for value in step.values[-2:] if value is not weight)
     return item
 
 
@@ -160,7 +160,7 @@ def _convolution(step: Step, names: Names) -> Item:
         return item
     item = _item(step, "convolution", rows, inputs=inputs, outputs=outputs, kernel=kernel, groups=groups)
     item.input_rows, item.weight, item.portion = input_rows, table, weight.numel
-    item.fields["transposed"] = transposed
+    item.fields["transposed"], item.traits["fed"] = transposed, read.learns
     if bias is not None and bias.parameter is not None:
         add_bias(item, bias)
     return item

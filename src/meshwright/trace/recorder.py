@@ -1,12 +1,13 @@
 """Records a forward pass: each operation with the module that ran, what its tensors were made of, and its FLOPs."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from meshwright.trace.meanings import FUNCTIONS, module_meaning
+from meshwright.trace.meanings import FUNCTIONS, MULTI_HEAD, module_meaning
 from torch import nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
@@ -19,6 +20,10 @@ from meshwright.trace.tape import VIEWS, Call, Shape, Step, Tape, Value
 
 _COMPARES = frozenset({"ge", "le", "gt", "lt"})
 _RANDOM = frozenset("rand randn randint rand_like randn_like normal_ uniform_ bernoulli bernoulli_".split())
+_FRESH = frozenset(
+    "empty_like zeros_like ones_like full_like rand_like randn_like new_empty new_zeros new_ones new_full".split()
+)
+"""Operations that take nothing but a shape of what they read."""
 _NOISE = frozenset({"noise"})
 """The input that random numbers stand for."""
 _TRIANGLES = frozenset({"tril", "triu"})
@@ -199,11 +204,22 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name == MULTI_HEAD:
+            return self._multi_head(func, args, kwargs)
         if name not in FUNCTIONS:
             return func(*args, **kwargs)
         with self.recorder.within(name, args, kwargs) as call:
             result = func(*args, **kwargs)
         self.recorder.finish(call, result)
+        return result
+
+    def _multi_head(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What runs inside of it is not told apart here (a mode is off while it answers), but for the dropout."""
+        given = dict(zip(inspect.signature(func).parameters, args, strict=False)) | kwargs
+        first = len(self.recorder.tape.steps)
+        result = func(*args, **kwargs)
+        if given.get("training", True) and given["dropout_p"]:
+            self.recorder.tape.dropping.append((first, len(self.recorder.tape.steps), float(given["dropout_p"])))
         return result
 
 
@@ -226,7 +242,7 @@ class FlopSum:
 def derived(step: Step, shape: Shape, *, floating: bool) -> Value:
     """What a step made, by what it was made of."""
     value, read = Value(shape, step), step.values
-    if not read:
+    if not read or step.op in _FRESH:
         value.counted = step.op == "arange"
         value.inputs = _NOISE if step.op in _RANDOM else frozenset()
         return value

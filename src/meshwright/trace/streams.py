@@ -35,8 +35,13 @@ class Streams:
         self.limits: dict[str, int] = {}
 
     def foresee(self, layers: Iterable[Iterable[Item]]) -> None:
-        """Give the plain words to the lengths that most layers work on."""
-        counts = Counter(self._longest(list(items)) for items in layers)
+        """Give the plain words to the lengths that most layers work on, and drop those that a recipe might choose but no
+        layer works on.
+        """
+        layers = [list(items) for items in layers]
+        worked = {length for items in layers for length in self._votes(items)}
+        self.free = {name: length for name, length in self.free.items() if length in worked}
+        counts = Counter(self._longest(items) for items in layers)
         for (length, word), _ in counts.most_common():
             if length not in self.free.values():
                 self._fixed(length, word)

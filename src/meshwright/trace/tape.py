@@ -99,6 +99,8 @@ class Tape:
     """None where the backward pass could not be run."""
     outputs: tuple[Value, ...] = ()
     """What the model returned."""
+    dropping: list[tuple[int, int, float]] = field(default_factory=list)
+    """From step to step: attention whose weights are dropped inside of torch, with the probability."""
 
     def users(self) -> dict[Value, list[Step]]:
         """The steps that read each value."""
@@ -110,12 +112,70 @@ class Tape:
 
 
 VIEWS = frozenset(
-    ["view", "_unsafe_view", "reshape", "_reshape_alias", "t", "transpose", "permute", "slice", "select", "unsqueeze", "squeeze", "expand", "split", "split_with_sizes", "unsafe_split", "unsafe_chunk", "chunk", "unbind", "alias", "detach", "_to_copy", "clone", "as_strided", "view_as", "lift_fresh", "movedim", "contiguous", "unfold", "narrow", "diagonal"]
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "t",
+        "transpose",
+        "permute",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "split",
+        "split_with_sizes",
+        "unsafe_split",
+        "unsafe_chunk",
+        "chunk",
+        "unbind",
+        "alias",
+        "detach",
+        "_to_copy",
+        "clone",
+        "as_strided",
+        "view_as",
+        "lift_fresh",
+        "movedim",
+        "contiguous",
+        "unfold",
+        "narrow",
+        "diagonal",
+    ]
 )
 """Operations that put the same numbers another way."""
 
 ELEMENTWISE = VIEWS | frozenset(
-    ["add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "where", "masked_fill", "masked_fill_", "neg", "clamp", "clamp_min", "clamp_max", "tanh", "copy_", "nan_to_num", "maximum", "minimum", "pow", "exp", "constant_pad_nd", "native_dropout", "sigmoid"]
+    [
+        "add",
+        "add_",
+        "sub",
+        "sub_",
+        "rsub",
+        "mul",
+        "mul_",
+        "div",
+        "div_",
+        "where",
+        "masked_fill",
+        "masked_fill_",
+        "neg",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "tanh",
+        "copy_",
+        "nan_to_num",
+        "maximum",
+        "minimum",
+        "pow",
+        "exp",
+        "constant_pad_nd",
+        "native_dropout",
+        "sigmoid",
+    ]
 )
 SOFTMAX = frozenset({"_softmax", "_safe_softmax", "softmax", "_log_softmax"})
 

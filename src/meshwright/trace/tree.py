@@ -76,25 +76,26 @@ def find_containers(tree: Tree, tape: Tape) -> list[Container]:
     return list(_below("", tree, tape, ran))
 
 
-def _below(path: str, tree: Tree, tape: Tape, ran: set[str]) -> Iterator[Container]:
+def _below(path: str, tree: Tree, tape: Tape, ran: set[str], *, may_hold_stages: bool = True) -> Iterator[Container]:
     blocks = _blocks(path, tree, ran)
     if blocks and _is_chain(blocks, tape):
-        inner = {block: list(_below(block, tree, tape, ran)) for block in blocks}
-        unlike = len({tree.signature(block) for block in blocks}) > 1
-        if not unlike or sum(map(bool, inner.values())) * 2 < len(blocks):
-            yield Container(path, blocks)
-            blocks = ()
-        else:
-            for place, block in enumerate(blocks):
-                found = inner[block]
-                if not found:
-                    yield Container(path, (block,))
-                for each in found:
-                    yield each if each.outer else Container(each.path, each.blocks, (path, place))
-            return
+        yield from _stages(path, blocks, tree, tape, ran) if may_hold_stages else [Container(path, blocks)]
         return
     for child in tree.children[path]:
-        yield from _below(child, tree, tape, ran)
+        yield from _below(child, tree, tape, ran, may_hold_stages=may_hold_stages)
+
+
+def _stages(path: str, blocks: tuple[str, ...], tree: Tree, tape: Tape, ran: set[str]) -> Iterator[Container]:
+    """Blocks that are all unlike, and hold such lists themselves, are stages: their own blocks count."""
+    inner = {block: list(_below(block, tree, tape, ran, may_hold_stages=False)) for block in blocks}
+    unlike = len({tree.signature(block) for block in blocks}) == len(blocks) > 1
+    if not unlike or sum(map(bool, inner.values())) * 2 < len(blocks):
+        yield Container(path, blocks)
+        return
+    for place, block in enumerate(blocks):
+        if not inner[block]:
+            yield Container(path, (block,))
+        yield from (Container(each.path, each.blocks, (path, place)) for each in inner[block])
 
 
 def _blocks(path: str, tree: Tree, ran: set[str]) -> tuple[str, ...]:

@@ -194,9 +194,7 @@ def _around_core(found: list[Operator], at: int) -> None:
         ),
         None,
     )
-    before = [
-        place for place in range(at) if isinstance(each := found[place], ops.Linear) and each.outputs in fused
-    ]
+    before = [place for place in range(at) if isinstance(each := found[place], ops.Linear) and each.outputs in fused]
     if after is None or not before:
         return
     for place in before:
