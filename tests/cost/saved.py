@@ -1,7 +1,6 @@
 """What autograd keeps of a small model, layer by layer, and what a kernel set says that it keeps."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +8,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from tests.model.samples.build import Sample
+from meshwright.cost.saved import input_bytes, shared_bytes, stack_uses
+from meshwright.cost.shares import Extent, Learning
+from meshwright.cost.uses import storage_of
+from tests.model.samples.build import BATCH, Sample
 
 SHARED = "shared"
 """What several layers keep together: masks, tables of rotary positions, an encoder's output."""
@@ -60,7 +62,7 @@ class Kept:
 def measured(
     sample: Sample, attention: str, dtype: torch.dtype, *, recompute: str = "none", pack: Any = None
 ) -> dict[str, int]:
-    """Bytes that each layer keeps from forward to backward."""
+    """Bytes that each layer keeps from forward to backward, and that they keep together."""
     torch.manual_seed(0)
     module, layers = sample.build(attention).to(dtype).train(), sample.spec.layers
     module.config.get_text_config().use_cache = False
@@ -69,9 +71,7 @@ def measured(
         for layer in layers:
             if layer.index is not None:
                 _recompute(module.get_submodule(layer.modules[0]))
-    batch = {
-        name: one.to(dtype) if one.is_floating_point() else one for name, one in sample.batch(sample.config).items()
-    }
+    batch = {name: _cast(value, dtype) for name, value in sample.batch(sample.config).items()}
     with torch.autograd.graph.saved_tensors_hooks(pack(kept) if pack else kept.pack, lambda tensor: tensor):
         module(**batch)
     return kept.bytes
@@ -91,3 +91,22 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.to(dtype) if value.is_floating_point() else value.clone()
+
+
+def predicted(sample: Sample, kernels: str, element: float, *, recompute: str = "none") -> dict[str, float]:
+    """The same from the kernel set's formulas, on a CPU; without what the caller of the model holds (logits)."""
+    spec = sample.spec
+    lengths = {stream: sample.length(stream) for stream in spec.streams}
+    storage = storage_of(element, "gloo", spec.family)
+    found: dict[str, float] = {}
+    flows: dict[str, bool] = {}
+    for layer in spec.layers:
+        stack, fed = layer.stack, any(flows[read] for read in layer.reads)
+        extent = Extent(BATCH, lengths, stack.stream)
+        uses = stack_uses(stack, kernels, extent, storage, Learning(fed=fed))
+        found[layer.name] = sum(use.kept - use.held for use in uses)
+        if recompute == "full" and layer.index is not None:
+            found[layer.name] = input_bytes(spec, layer, extent, element)
+        flows[layer.name] = fed or stack.parameters > 0
+    found[SHARED] = shared_bytes(spec, kernels, lengths, BATCH, storage) if recompute == "none" else 0.0
+    return found

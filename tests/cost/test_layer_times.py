@@ -4,8 +4,13 @@ from typing import Any
 
 import pytest
 
+from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cost.calibration import IDEAL, Calibration
 from meshwright.cost.estimate import Estimate, estimate_plan
+from meshwright.cost.layer_times import time_layer
+from meshwright.cost.offload import host_link
+from meshwright.cost.placement import Placement
+from meshwright.cost.wires import Wires
 from tests.cost.build import inputs, llama
 
 WIDE = llama(hidden_size=4096, intermediate_size=8192, vocab_size=8192)
@@ -73,11 +78,34 @@ def test_an_offloaded_optimizer_takes_its_copies_and_the_hosts_memory() -> None:
     parameter in a sixteenth of a node's 614.4 GB/s for each of eight devices.
     """
     after = found({"all": "dp"}, cluster="8xh100", mesh={"all": 1}, offload={"optimizer": "cpu"})
-    from meshwright.cluster.resolve import resolve_cluster
-
     pcie = resolve_cluster("8xh100").links["pcie5"].bandwidth
     expected = WIDE.parameters * (6 / pcie + 34 / (614.4e9 / 8))
     assert after.parts["offload"] == pytest.approx(expected)
+
+
+def copied(**asked: Any) -> tuple[float, float]:
+    """Bytes that one decoder layer copies from and to its host for a micro-batch, forward and backward."""
+    settings: dict[str, Any] = {"batch": 16, "sequence": 1024, "micro_batches": 4, "roles": {"all": "dp"}} | asked
+    placement = Placement(inputs(WIDE, "4xh100", {"all": 4}, **settings), IDEAL)
+    block = placement.block_of["decoder.1"]
+    timed, host = time_layer(placement, Wires(placement), block), host_link(placement, block.group)
+    assert host is not None
+    return timed.forward.copied * host.bandwidth, timed.backward.copied * host.bandwidth
+
+
+def test_offloaded_activations_are_copied_as_far_as_recompute_keeps_them() -> None:
+    """Under full recompute the layer's input alone: one sample of 1,024 positions and 4,096 numbers in bf16."""
+    size = 2 * 1024 * 4096
+    assert copied(offload={"activations": "cpu"}, recompute="full") == pytest.approx((size, size))
+    assert copied(offload={"activations": "cpu"})[0] > 10 * size
+
+
+def test_gradients_that_are_scattered_after_each_micro_batch_go_to_the_host_after_each() -> None:
+    """zero1 sends them down once, when the step ends; zero2 a quarter of 4 bytes a parameter after each backward."""
+    [decoder] = [stack for stack in WIDE.stacks if stack.span.startswith("decoder")]
+    once, each = (copied(offload={"optimizer": "cpu"}, roles={"all": role}) for role in ("dp/zero1", "dp/zero2"))
+    assert once == (0, 0)
+    assert each == pytest.approx((0, 4 * decoder.parameters / 4))
 
 
 def test_links_that_reach_less_take_longer() -> None:

@@ -80,6 +80,11 @@ class Clock:
         return len(wanted) > 0
 
 
+def test_a_layer_that_gathers_nothing_waits_for_no_reduction() -> None:
+    """A reduction of 10 beside three layers of 4 that have nothing to gather."""
+    assert one_pass([LayerTime(4, reduce=10), *[LayerTime(4)] * 3], Streams()).seconds == 16
+
+
 @QUICK
 @given(layers, prefetches)
 def test_a_pass_takes_as_long_as_a_ticking_clock_says(found: list[LayerTime], prefetch: int) -> None:

@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 
 from meshwright.cost.volumes import Collective, step_collectives
+from meshwright.model.hf_config import from_config
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs
 from meshwright.plan.spec import Plan
-from tests.cost.build import gpt2, inputs, llama
+from tests.cost.build import LLAMA, gpt2, inputs, llama
 from tests.plan.models import mixture
 
 LAYERS, M, BATCH, LENGTH, HIDDEN = 4, 3, 12, 64, 64
+OLMO2 = LLAMA | {"model_type": "olmo2", "pad_token_id": 0}
 LAYER = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64
 """Parameters of one decoder layer of the small Llama."""
 
@@ -164,6 +166,29 @@ def test_recompute_repeats_collectives(recompute: Any, kernels: str, again: int)
     given = plan({"all": "tp"}, recompute=recompute, execution={"kernels": kernels})
     repeated = [times for _, when, _, times in found(given, "tensor", span="decoder.0-3") if when == "recompute"]
     assert sum(repeated) == again * LAYERS * M
+
+
+@pytest.mark.parametrize(
+    ("role", "model", "again"),
+    [
+        pytest.param("cp", llama(), 1, id="the ring is inside of the layer"),
+        pytest.param("ulysses", llama(), 4, id="and so are all four exchanges"),
+        pytest.param("tp", gpt2(), 2, id="dropout behind the last matrix wants its sum"),
+        pytest.param("tp", gpt2(resid_pdrop=0.0), 1, id="one that drops nothing does not"),
+        pytest.param("tp", from_config(OLMO2), 2, id="a norm behind it wants its sum"),
+    ],
+)
+def test_recompute_stops_early_only_before_a_sum_that_nothing_behind_it_wants(
+    role: str, model: ModelSpec, again: int
+) -> None:
+    given = plan({"all": role}, model=model, recompute="full")
+    found = [one for one in step_collectives(given) if one.when == "recompute" and one.span == "decoder.0-3"]
+    assert sum(one.count for one in found) == again * LAYERS * M
+
+
+def test_the_loss_is_not_computed_again() -> None:
+    given = plan({"all": "tp"}, recompute="full", execution={"kernels": "megatron-flash"})
+    assert {when for _, when, _, _ in found(given, "loss")} == {"forward"}
 
 
 def test_a_ring_passes_keys_and_values_on() -> None:

@@ -35,9 +35,17 @@ def test_every_action_is_an_event_of_its_group(found: Estimate) -> None:
     assert last == pytest.approx(found.step_time_s * 1e6)
 
 
-def test_events_of_one_row_do_not_overlap(found: Estimate) -> None:
+@pytest.fixture(scope="module")
+def slow() -> Estimate:
+    """Three stages on slow links: the second sends both ways at the same time."""
+    asked: dict[str, Any] = {"pp": 3, "batch": 24, "micro_batches": 12, "sequence": 256}
+    return estimate_plan(inputs(llama(num_hidden_layers=6), "3x1xh100:eth10", {"all": 1}, {"all": "dp"}, **asked))
+
+
+@pytest.mark.parametrize("name", ["found", "slow"])
+def test_events_of_one_row_do_not_overlap(name: str, request: pytest.FixtureRequest) -> None:
     rows = defaultdict(list)
-    for event in of_kind(trace(found), "X"):
+    for event in of_kind(trace(request.getfixturevalue(name)), "X"):
         rows[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     for spans in rows.values():
         spans.sort()
@@ -45,10 +53,29 @@ def test_events_of_one_row_do_not_overlap(found: Estimate) -> None:
 
 
 def test_messages_go_there_and_back(found: Estimate) -> None:
-    sent = [event["name"] for event in of_kind(trace(found), "X") if event["tid"] == 1]
+    sent = [event["name"] for event in of_kind(trace(found), "X") if event["cat"] == "send"]
     assert "activations 0: stage 0 to 1" in sent
     assert "gradients 3: stage 1 to 0" in sent
     assert len(sent) == 2 * 4
+
+
+def test_what_a_group_sends_has_a_row_for_each_group_that_it_goes_to(slow: Estimate) -> None:
+    data = trace(slow)
+    named = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in of_kind(data, "M")
+        if event["name"] == "thread_name"
+    }
+    assert sorted(name for (group, _), name in named.items() if group == 1) == [
+        "compute",
+        "sends to g0",
+        "sends to g2",
+    ]
+    assert {(event["pid"], event["tid"]) for event in of_kind(data, "X")} == set(named)
+    messages = [message for message in slow.timeline.messages if (message.source, message.target) in {(0, 1), (1, 2)}]
+    there = [message for message in messages if message.forward and message.source == 1]
+    back = [message for message in messages if not message.forward and message.target == 1]
+    assert any(one.start < other.end and other.start < one.end for one in there for other in back)
 
 
 def test_memory_is_a_counter_whose_highest_is_the_peak(found: Estimate) -> None:

@@ -1,5 +1,6 @@
 """Ten models that no family covers, each with example inputs: what a trace is held against torch's own counts on."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ class UNet(nn.Module):
     def __init__(self, widths: tuple[int, ...] = (8, 16, 32), classes: int = 5) -> None:
         super().__init__()
         self.stem = Double(3, widths[0])
-        steps = list(zip(widths, widths[1:], strict=False))
+        steps = list(itertools.pairwise(widths))
         self.downs = nn.ModuleList(Double(narrow, wide) for narrow, wide in steps)
         self.widen = nn.ModuleList(nn.ConvTranspose2d(wide, narrow, 2, stride=2) for narrow, wide in reversed(steps))
         self.ups = nn.ModuleList(Double(2 * narrow, narrow) for narrow, _ in reversed(steps))

@@ -68,10 +68,10 @@ def attention_flash(op: Attention, share: Share, storage: Storage) -> Use:
 
 
 def is_math(op: Attention, share: Share, storage: Storage) -> bool:
-    """Whether SDPA falls back to plain arithmetic: on CPU under dropout, or where a gradient is wanted for the bias of
-    the scores; and anywhere for one KV head that nobody has copied.
+    """Whether SDPA falls back to plain arithmetic: on CPU under dropout, where a gradient is wanted for the bias of the
+    scores, or where values are not as wide as keys; and anywhere for one KV head that nobody has copied.
     """
-    if storage.on_cpu and (share.dropped or op.relative):
+    if storage.on_cpu and (share.dropped or op.relative or op.value_dim not in (None, op.head_dim)):
         return True
     return storage.habits.own_heads and op.kv_heads == 1 < op.heads
 

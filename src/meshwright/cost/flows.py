@@ -1,4 +1,6 @@
-"""What the roles of a row move: the collectives of one layer and micro-batch, in the order in which they run."""
+"""What the roles of a row move: the collectives of one layer and micro-batch, those of each way in the order in which
+the operators stand.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -82,7 +84,15 @@ def role_flows(shares: Sequence[Share], roles: Roles, kernels: KernelSet, elemen
 
 def _entering(share: Share, roles: Roles, kernels: KernelSet, element: float) -> list[Flow]:
     """What is the same on all tensor ranks enters a cut block: its gradient is summed (Shoeybi 2019, section 3). Under
-    `tp+sp` it is gathered, and its gradient summed and scattered (Korthikanti 2022, section 4.2.2).
+    `tp+sp` it is gathered, and its gradient summed and scattered (Korthikanti 2022, section 4.2.2). Each has element x
+    positions x width bytes: 2 x 16 x 8.
+
+    >>> from meshwright.cost.kernels import KERNEL_SETS
+    >>> from meshwright.model.operators import Work
+    >>> share = Share(Linear(inputs=8, outputs=16), Work(1, 16, 16), learns=True, passes=True, enters=True)
+    >>> roles = roles_of(Row(span="a", roles={"x": "tp"}), {"x": 4})
+    >>> [(flow.kind, flow.when, flow.bytes) for flow in _entering(share, roles, KERNEL_SETS["hf-sdpa"], 2.0)]
+    [('all_reduce', 'backward', 256.0)]
     """
     operator = share.operator
     assert isinstance(operator, Linear | Experts)
@@ -101,7 +111,15 @@ def _entering(share: Share, roles: Roles, kernels: KernelSet, element: float) ->
 
 
 def _leaving(share: Share, roles: Roles, element: float) -> list[Flow]:
-    """What each tensor rank has a part of leaves a cut block: it is summed, and scattered under `tp+sp`."""
+    """What each tensor rank has a part of leaves a cut block: it is summed, and scattered under `tp+sp` (the same
+    sources). Each has element x positions x width bytes: 2 x 16 x 8.
+
+    >>> from meshwright.model.operators import Work
+    >>> share = Share(Linear(inputs=4, outputs=8), Work(1, 16, 16), learns=True, passes=True, leaves=True)
+    >>> roles = roles_of(Row(span="a", roles={"x": "tp+sp"}), {"x": 4})
+    >>> [(flow.kind, flow.when, flow.bytes) for flow in _leaving(share, roles, 2.0)]
+    [('reduce_scatter', 'forward', 256.0), ('all_gather', 'backward', 256.0)]
+    """
     operator = share.operator
     assert isinstance(operator, Linear | Embedding | Experts)
     size = element * elements(operator, share.work)
@@ -116,7 +134,16 @@ def _leaving(share: Share, roles: Roles, element: float) -> list[Flow]:
 
 
 def _ring(core: Attention, share: Share, roles: Roles, element: float) -> list[Flow]:
-    """Keys and values go once round the ring; in backward they do so again, and so do their gradients (Liu 2023)."""
+    """Keys and values go once round the ring; in backward they do so again, and so do their gradients (Liu 2023,
+    section 3). A message has element x keys x KV heads x (head + value) bytes: 2 x 4 x 2 x 16.
+
+    >>> from meshwright.model.operators import Work
+    >>> core = Attention(heads=4, kv_heads=2, head_dim=8)
+    >>> share = Share(core, Work(1, 4, 16), learns=False, passes=True, keys=4)
+    >>> roles = roles_of(Row(span="a", roles={"x": "cp"}), {"x": 4})
+    >>> [(flow.when, flow.bytes, flow.times) for flow in _ring(core, share, roles, 2.0)]
+    [('forward', 256.0, 3), ('backward', 256.0, 6)]
+    """
     if not roles.ring:
         return []
     width = core.kv_heads * (core.head_dim + (core.value_dim or core.head_dim))
@@ -127,7 +154,15 @@ def _ring(core: Attention, share: Share, roles: Roles, element: float) -> list[F
 
 def _ulysses(core: Attention, share: Share, roles: Roles, element: float) -> list[Flow]:
     """Queries, keys, values and outputs change from a run of positions to a run of heads and back: four exchanges
-    forward and four backward (Jacobs 2023, section 3.1).
+    forward and four backward (Jacobs 2023, section 3.1). A rank holds element x positions x heads x head of each: of
+    queries 2 x 16 x 4 x 8 bytes.
+
+    >>> from meshwright.model.operators import Work
+    >>> core = Attention(heads=4, kv_heads=2, head_dim=8)
+    >>> share = Share(core, Work(1, 16, 16), learns=False, passes=False, keys=16)
+    >>> roles = roles_of(Row(span="a", roles={"x": "ulysses"}), {"x": 2})
+    >>> [flow.bytes for flow in _ulysses(core, share, roles, 2.0)]
+    [1024.0, 512.0, 512.0, 1024.0]
     """
     if not roles.ulysses:
         return []
@@ -139,7 +174,16 @@ def _ulysses(core: Attention, share: Share, roles: Roles, element: float) -> lis
 
 
 def _dispatch(experts: Experts, share: Share, roles: Roles, element: float) -> list[Flow]:
-    """Positions go to their experts and come back, once forward and once backward, evenly spread."""
+    """Positions go to their experts and come back, once forward and once backward, evenly spread (Lepikhin 2020,
+    section 3.2): element x positions x top-k x hidden bytes of a rank, 2 x 16 x 2 x 8.
+
+    >>> from meshwright.model.operators import Work
+    >>> experts = Experts(count=4, top_k=2, hidden=8, ffn=24)
+    >>> share = Share(experts, Work(1, 16, 16), learns=True, passes=True)
+    >>> roles = roles_of(Row(span="a", roles={"x": "ep"}), {"x": 2})
+    >>> [(flow.when, flow.bytes, flow.times) for flow in _dispatch(experts, share, roles, 2.0)]
+    [('forward', 512.0, 2), ('backward', 512.0, 2)]
+    """
     size = element * share.work.positions * experts.top_k * experts.hidden
     ways: tuple[When, ...] = ("forward", "backward") if share.passes or share.learns else ("forward",)
     return [Flow("expert", "all_to_all", roles.experts, size, way, 2) for way in ways]
@@ -169,9 +213,9 @@ def repeated(flows: Sequence[Flow], recompute: Recompute, kernels: KernelSet, *,
     >>> [len(repeated(sums, "full", KERNEL_SETS[name], ends=True)) for name in ("hf-sdpa", "megatron-flash")]
     [1, 2]
     """
-    again = [flow for flow in flows if flow.when == "forward" and flow.purpose != "loss"]
     if recompute == "none" or (isinstance(recompute, Save) and "collective" in recompute.save):
         return []
+    again = [flow for flow in flows if flow.when == "forward" and flow.purpose != "loss"]
     if recompute == "selective":
         again = [flow for flow in again if flow.purpose == "context"]
     elif kernels.stops_early and ends:

@@ -50,8 +50,11 @@ class Footprint(NamedTuple):
 def footprint(peak: float, reached: DeviceConstants) -> Footprint:
     """The ranges of a computed peak, in bytes.
 
-    >>> footprint(10e9, DeviceConstants(spread=0.05, fragmentation=(1.0, 1.1), context=(1e9, 2e9))).reserved
-    Range(low=9500000000.0, high=11550000000.0)
+    >>> found = footprint(10e9, DeviceConstants(spread=0.05, fragmentation=(1.0, 1.1), context=(1e9, 2e9)))
+    >>> found.allocated
+    Range(low=9500000000.0, high=10500000000.0)
+    >>> found.reserved, found.device
+    (Range(low=9500000000.0, high=11550000000.0), Range(low=10500000000.0, high=13550000000.0))
     """
     allocated = Range(peak * (1 - reached.spread), peak * (1 + reached.spread))
     low, high = reached.fragmentation

@@ -71,6 +71,8 @@ HABITS: dict[str, Habits] = {
     "bloom": Habits(sdpa=False),
     "distilbert": _BERT,
     "falcon": Habits(wide_softmax=False, masks=True, own_heads=True),
+    "deepseek_v2": Habits(wide_weights=True),
+    "deepseek_v3": Habits(wide_weights=True),
     "gemma": _GEMMA,
     "gemma2": _GEMMA._replace(sdpa=False),
     "gemma3_text": _GEMMA._replace(rotations=2),

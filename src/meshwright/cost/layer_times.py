@@ -7,19 +7,20 @@ stays, one of as many as ranks, and what is longer than the computing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from meshwright.cost.blocks import Block
 from meshwright.cost.compute import Seconds, layer_seconds, machines, optimizer_bytes
 from meshwright.cost.flows import Flow, Purpose
 from meshwright.cost.memory import layer_activations
-from meshwright.cost.offload import HostLink, host_link
+from meshwright.cost.offload import host_link
 from meshwright.cost.overlap import LayerTime
 from meshwright.cost.placement import Placement
 from meshwright.cost.states import sharding_of
 from meshwright.cost.volumes import block_flows, held_by, widths_of
 from meshwright.cost.wires import Wires
+from meshwright.plan.spec import Offload, Row
 
 PART_OF: dict[Purpose, str] = {
     "tensor": "tensor",
@@ -65,7 +66,7 @@ class OneWay:
     gather: float = 0.0
     reduce: float = 0.0
     copied: float = 0.0
-    """Activations to or from the host, beside computing."""
+    """Activations and gradients to or from the host, beside computing."""
 
     @property
     def time(self) -> LayerTime:
@@ -115,6 +116,14 @@ def time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSeconds
 
 
 def _hide_tensor(spent: Spent, computing: float, ranks: int) -> None:
+    """Leaves of the exchanges one piece of as many as ranks, and what is longer than computing (Wang 2023, section 3).
+
+    >>> beside, longer = Spent({"tensor": 4.0}), Spent({"tensor": 14.0})
+    >>> _hide_tensor(beside, 10.0, 4), _hide_tensor(longer, 10.0, 4)
+    (None, None)
+    >>> beside.parts, longer.parts
+    ({'tensor': 1.0}, {'tensor': 6.5})
+    """
     exchanged = spent.parts.get("tensor", 0.0)
     if exchanged:
         spent.parts["tensor"] = max(0.0, exchanged - computing) + min(exchanged, computing) / ranks
@@ -133,7 +142,7 @@ def _computing(placement: Placement, block: Block) -> Seconds:
 
 def _step(placement: Placement, block: Block, ways: tuple[OneWay, OneWay]) -> Spent:
     """The optimizer, bound by memory: the device's, or the host's where its states are there. Adds what offload copies
-    in each micro-batch to both ways.
+    in each micro-batch to both ways: gradients that are scattered after each go down beside backward.
     """
     mesh, widths, spent = placement.group(block.group).mesh, widths_of(placement), Spent()
     host, moved = host_link(placement, block.group), 0.0
@@ -142,19 +151,29 @@ def _step(placement: Placement, block: Block, ways: tuple[OneWay, OneWay]) -> Sp
         learning = held.learning / sharding.ways
         streamed = optimizer_bytes(placement.recipe, learning)
         if host is not None and row.offload.optimizer:
-            spent.add("offload", host.step_seconds(widths.gradient * learning, widths.element * learning, streamed))
+            gradients = widths.gradient * learning
+            if sharding.scatters(placement.plan.execution.sync):
+                ways[1].copied += gradients / host.bandwidth
+                gradients = 0.0
+            spent.add("offload", host.step_seconds(gradients, widths.element * learning, streamed))
         else:
             moved += streamed
         if host is not None and row.offload.parameters:
             for way in ways:
                 way.gather += widths.element * held.all / sharding.kept("zero3") / host.bandwidth
     spent.add("optimizer", max(moved / each.streamed * each.slowdown for each in machines(placement, block.group)))
-    _copy_activations(placement, block, host, ways)
+    if host is not None and any(row.offload.activations for row, _ in block.rows()):
+        for way in ways:
+            way.copied += _away(placement, block) / host.bandwidth
     return spent
 
 
-def _copy_activations(placement: Placement, block: Block, host: HostLink | None, ways: tuple[OneWay, OneWay]) -> None:
-    if host is not None and block.row.offload.activations:
-        kept = layer_activations(placement, block)
-        for way in ways:
-            way.copied = (kept.whole - kept.kept) / host.bandwidth
+def _away(placement: Placement, block: Block) -> float:
+    """Bytes of a micro-batch's activations that the host keeps: what the device would, were nothing offloaded."""
+    parts = {name: _at_home(row) for name, row in block.parts.items()}
+    at_home = replace(block, row=_at_home(block.row), parts=parts)
+    return layer_activations(placement, at_home).kept - layer_activations(placement, block).kept
+
+
+def _at_home(row: Row) -> Row:
+    return row.model_copy(update={"offload": Offload()})

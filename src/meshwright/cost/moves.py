@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from meshwright.cost.flows import Flow, active
+from meshwright.cost.flows import Flow, Kind, active
 from meshwright.cost.shares import batch_axes
 from meshwright.plan.spec import Group, Row
 
@@ -42,7 +42,15 @@ def moves(mesh: Mesh, source: Division, target: Division, size: float) -> list[F
     """The collectives that bring activations of `size` bytes in all from one division to another, one way.
 
     Ranks that need no more than they hold take a slice, which moves nothing; whole runs are gathered; what changes from
-    samples to positions is exchanged all to all; samples that lie elsewhere are exchanged just so.
+    samples to positions is exchanged all to all; samples that lie elsewhere are exchanged just so. 64 bytes over four:
+
+    >>> whole, samples, positions = Division((), ()), Division(("x",), ()), Division((), ("x",))
+    >>> moves({"x": 4}, whole, samples, 64)
+    []
+    >>> [(flow.kind, flow.bytes) for flow in moves({"x": 4}, samples, whole, 64)]
+    [('all_gather', 64.0)]
+    >>> [(flow.kind, flow.bytes) for flow in moves({"x": 4}, samples, positions, 64)]
+    [('all_to_all', 16.0)]
     """
     turned = tuple(
         axis
@@ -67,8 +75,8 @@ def _by_positions(mesh: Mesh, source: Division, target: Division, size: float) -
     gained = tuple(axis for axis in target.positions if axis not in source.positions)
     if not lost:
         return []
-    kind, axes = ("all_to_all", active(lost + gained, mesh)) if gained else ("all_gather", lost)
-    return [Flow("transition", kind, axes, size / target.ways(mesh), "forward")]  # type: ignore[arg-type]
+    kind: Kind = "all_to_all" if gained else "all_gather"
+    return [Flow("transition", kind, active(lost + gained, mesh), size / target.ways(mesh), "forward")]
 
 
 def _by_samples(mesh: Mesh, source: Division, wanted: tuple[str, ...], size: float) -> list[Flow]:
@@ -87,7 +95,13 @@ def _by_samples(mesh: Mesh, source: Division, wanted: tuple[str, ...], size: flo
 
 
 def _missing(mesh: Mesh, axes: tuple[str, ...], held: tuple[str, ...], wanted: tuple[str, ...]) -> float:
-    """The share of the samples that the worst-off rank must receive."""
+    """The share of the samples that the worst-off rank must receive.
+
+    Four ranks hold a half each by the first of two axes, and want a half by the second: two have nothing of theirs.
+
+    >>> _missing({"x": 2, "y": 2}, ("x", "y"), ("x",), ("y",))
+    0.5
+    """
 
     def start(place: Mapping[str, int], over: tuple[str, ...]) -> float:
         index = 0
@@ -117,7 +131,13 @@ class Crossing(NamedTuple):
 def crossing(source: tuple[Group, Row], target: tuple[Group, Row], size: float) -> Crossing:
     """Activations of `size` bytes in all, from one group to another; every rank receives what its row wants there.
 
-    Where groups are unlike, ranks that hold the same share the sending.
+    Where groups are unlike, ranks that hold the same share the sending. From two ranks to four that hold everything
+    each, a sender has two messages of all of it; back, each of the two takes what it holds from one or two:
+
+    >>> two, four = Group(devices="0-1", mesh={"x": 2}), Group(devices="2-5", mesh={"x": 4})
+    >>> halves, all_of_it = Row(span="a", roles={"x": "dp"}), Row(span="b", roles={"x": "tp"})
+    >>> crossing((two, halves), (four, all_of_it), 64)
+    Crossing(forward=128.0, backward=32.0)
     """
     a, b = source[0], target[0]
     held, wanted = (size / division(row, group.mesh).ways(group.mesh) for group, row in (source, target))

@@ -16,7 +16,8 @@ class HostLink(NamedTuple):
     bandwidth: float
     """Bytes per second to the host's memory, each way."""
     memory_bandwidth: float | None
-    """Bytes per second of the host's own memory, divided among its devices."""
+    """Bytes per second of the host's own memory, divided among its devices; where the cluster does not say, the host
+    steps its optimizer as fast as the link, which is the slower of both in any machine of the catalogue."""
 
     def step_seconds(self, gradients: float, parameters: float, streamed: float) -> float:
         """Gradients down, the optimizer, parameters up: bytes, and what the optimizer reads and writes.

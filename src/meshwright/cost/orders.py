@@ -7,7 +7,7 @@ weights (what nobody waits for), which zero-bubble schedules put into the gaps (
     gpipe        all forwards, then all backwards (Huang 2019)
     1f1b         as many forwards ahead as stages follow, then one of each in turns (Narayanan 2019, section 3.2)
     interleaved  the same over several stages of a group, in rounds (Narayanan 2021, section 2.2)
-    zb-h1        1f1b with backwards in halves; those of the weights come late (Qi 2023, section 2.2)
+    zb-h1        1f1b with backwards in halves; those of the weights come late (Qi 2023, section 2.1)
     zbv          two stages of a group as a V, halves throughout (Qi 2023, section 6)
     dualpipev    the V of DualPipe: a forward beside each backward (DeepSeek-AI 2024, section 3.2.1)
 
@@ -63,11 +63,6 @@ class Order:
     def __str__(self) -> str:
         """As torch writes it: '0F0 0F1 0B0'."""
         return " ".join(f"{action.stage}{_LETTERS[KINDS.index(action.kind)]}{action.micro_batch}" for action in self)
-
-    @property
-    def halves(self) -> bool:
-        """Whether some backward is cut in two."""
-        return bool(np.any(self.kind == INPUT))
 
 
 def order_of(actions: Iterable[tuple[int, int, int]]) -> Order:

@@ -80,14 +80,22 @@ def _core(operator: Attention, work: Work) -> tuple[Product, ...]:
 
 
 def _experts(operator: Experts, work: Work) -> tuple[Product, ...]:
-    """Positions spread evenly over the experts that are here."""
+    """Positions spread evenly over the experts that are here.
+
+    >>> _experts(Experts(count=4, top_k=2, hidden=8, ffn=24), Work(1, 16, 16))
+    (Product(rows=8.0, columns=48, inner=8, batch=4), Product(rows=8.0, columns=8, inner=24, batch=4))
+    """
     rows = work.positions * operator.top_k / operator.count
     up = Product(rows, operator.ffn * (2 if operator.gated else 1), operator.hidden, operator.count)
     return up, Product(rows, operator.hidden, operator.ffn, operator.count)
 
 
 def _convolution(operator: Convolution, work: Work) -> tuple[Product, ...]:
-    """As the product of the unfolded input with the kernels (Chetlur 2014, section 3)."""
+    """As the product of the unfolded input with the kernels (Chetlur 2014, section 3).
+
+    >>> _convolution(Convolution(inputs=3, outputs=8, kernel=(4, 4)), Work(2, 9, 9))
+    (Product(rows=18, columns=8.0, inner=48.0, batch=1),)
+    """
     taps = math.prod(operator.kernel)
     rows = work.samples * operator.computed_positions(work)
     groups = operator.groups

@@ -268,12 +268,15 @@ class _Walk:
         return self.reads.is_fresh(operator, keeps=self._learns(operator) or self._adapts(operator))
 
     def _slice_of(self, operator: Operator) -> float:
-        """A matrix on one position out of a stream reads a slice, unless pooling made that one."""
-        pooled = any(isinstance(other, Pool) for other in self.operators)
-        if not isinstance(operator, Linear) or operator.positions is None or pooled:
+        """What works on one position out of a stream reads a slice of it: of images or frames the first, of tokens a
+        copy, because their last one has another place in each sample. A norm or pooling makes a tensor of its own.
+        """
+        if not isinstance(operator, Linear | Norm) or operator.positions is None or self.extent.stream == "tokens":
             return 0.0
+        before = self.operators[: self.operators.index(operator)]
+        made = any(isinstance(other, Norm | Pool) and other.positions == operator.positions for other in before)
         length = self.extent.lengths[operator.stream or self.extent.stream]
-        return float(length) if operator.positions < length else 0.0
+        return float(length) if operator.positions < length and not made else 0.0
 
     def _note(self, cut: Operator) -> None:
         if isinstance(cut, Linear):

@@ -137,6 +137,16 @@ def simulate(
     `norm` is the time of the reduction of the gradient norm, for which all groups wait until the last has its
     gradients; none where gradients are not clipped, and every group goes on by itself. Where groups share the computing
     of `pools`, times are those with all of them at work. Raises PlanError where groups wait for each other in a circle.
+
+    Of P equal stages and M micro-batches, 1f1b takes (M + P - 1) (forward + backward), of which P - 1 in M + P - 1 are
+    waited (Narayanan 2021, section 2.2.1). One micro-batch alone also waits for its messages.
+
+    >>> from meshwright.cost.orders import orders
+    >>> step = simulate(orders("1f1b", (0, 1), 4), [StageTime(1, 2), StageTime(1, 2)], [Link(0, 1)])
+    >>> step.seconds, round(step.bubble, 3)
+    (15.0, 0.2)
+    >>> simulate(orders("1f1b", (0, 1), 1), [StageTime(1, 2), StageTime(1, 2)], [Link(0, 1, 0.5, 0.5)]).seconds
+    7.0
     """
     graph = graph_of(orders, tuple((link.source, link.target) for link in links))
     durations = _durations(graph, times, links)

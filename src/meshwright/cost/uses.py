@@ -104,7 +104,8 @@ def norm_compiled(op: Norm, share: Share, storage: Storage) -> Use:
     """The input, and a deviation (`rms`) or a mean and a deviation for each position."""
     numbers = elements(op, share.work)
     statistics = {"rms": 4.0, "layer": 2 * storage.statistic}.get(op.kind, 0.0) * numbers / op.width
-    return Use(storage.element * numbers * share.fresh + statistics, 2 * storage.element * numbers)
+    whole = share.work.samples * share.slice_of * op.width or numbers
+    return Use(storage.element * whole * share.fresh + statistics, 2 * storage.element * numbers)
 
 
 def norm_fused(op: Norm, share: Share, storage: Storage) -> Use:
@@ -189,8 +190,8 @@ def router(op: Router, share: Share, storage: Storage) -> Use:
 
 
 def router_eager(op: Router, share: Share, storage: Storage) -> Use:
-    """The input, in float32 where the router is wide; what the scores become; and for each choice its index, 8 bytes,
-    and its weight.
+    """The input, and where the router is wide that and the weight in float32; what the scores become; and for each
+    choice its index, 8 bytes, and its weight. Choosing by groups keeps some indices more, which are not counted.
     """
     element, positions = storage.element, share.work.positions
     chosen = 12 * op.top_k
@@ -199,8 +200,8 @@ def router_eager(op: Router, share: Share, storage: Storage) -> Use:
         "chosen": chosen,
         "drawn": op.top_k * (op.experts * (1 + element) + 16 + element),
     }[storage.habits.router]
-    cast = 4 if op.wide and element < 4 else 0.0
-    read = positions * op.hidden * (cast or element * (share.fresh and not op.wide))
+    cast = 4.0 * op.hidden * (positions + op.experts) if op.wide and element < 4 else 0.0
+    read = cast or element * positions * op.hidden * (share.fresh and not op.wide)
     moved = element * (positions * op.hidden + op.hidden * op.experts) + 12 * positions * op.experts
     return Use(read + positions * numbers, moved)
 

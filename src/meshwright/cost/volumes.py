@@ -146,7 +146,20 @@ def edge_crossing(placement: Placement, edge: Edge) -> Crossing:
 
 
 def step_collectives(inputs: Inputs) -> list[Collective]:
-    """Every collective of one optimizer step, as the first device of each group takes part in it; equal ones once."""
+    """Every collective of one optimizer step, as the first device of each group takes part in it; equal ones once.
+
+    GPT-2 under tp 2: four all-reduces of [1, 1024, 768] in bf16 for each of 12 layers and 4 micro-batches.
+
+    >>> from meshwright.cluster.shorthand import parse_cluster
+    >>> from meshwright.model.resolve import from_catalog
+    >>> from meshwright.plan.shorthand import uniform_plan
+    >>> from meshwright.recipe.spec import Recipe
+    >>> model, cluster, recipe = from_catalog("gpt2"), parse_cluster("2xh100"), Recipe(global_batch=4, sequence=1024)
+    >>> plan = uniform_plan(model, cluster, recipe, tp=2, micro_batches=4)
+    >>> every = step_collectives(Inputs(plan, model, cluster, recipe))
+    >>> [(one.kind, one.when, one.bytes, one.count) for one in every if one.span == "decoder.0-11"]
+    [('all_reduce', 'backward', 1572864.0, 96), ('all_reduce', 'forward', 1572864.0, 96)]
+    """
     return list(_merged(_all_collectives(Placement(inputs))))
 
 

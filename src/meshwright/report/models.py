@@ -12,7 +12,9 @@ from meshwright.units import show_count
 
 
 def models_data(pattern: str = "") -> list[dict[str, Any]]:
-    """Every known model that all words of the pattern occur in, by name or family, smallest first."""
+    """Every known model that all words of the pattern occur in, by name or family; those of one line of models
+    together, smallest first.
+    """
     words = pattern.lower().split()
     found = (_row(from_catalog(name)) for name in catalog_names())
     matching = (row for row in found if all(word in f"{row['name']} {row['family']}" for word in words))

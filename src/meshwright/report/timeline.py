@@ -1,7 +1,8 @@
 """A simulated step as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 The format is the Trace Event Format's JSON object (Google, 2016): complete events in microseconds, one process a group
-of devices with a row for what it computes and one for what it sends, and a counter for its memory.
+of devices with a row for what it computes and one for each group that it sends to, and a counter for its memory. Events
+of one row follow each other; on links to several groups a group may send at the same time.
 """
 
 import json
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.cost.estimate import Estimate
-from meshwright.cost.simulation import Message, Span, Timeline
+from meshwright.cost.simulation import Message, Span
 from meshwright.errors import MeshwrightError
 
-_COMPUTE, _SEND = 0, 1
+_COMPUTE, _FIRST_SEND = 0, 1
+"""Rows: what a group sends to the first group stands in the second row, and so on."""
 _MICRO = 1e6
 
 
@@ -21,7 +23,10 @@ def trace(found: Estimate) -> dict[str, Any]:
     """The trace of an estimate as plain data."""
     timeline = found.timeline
     names = [each.group for each in found.memory]
-    events = [*_names(names), *map(_span, timeline.spans), *_messages(timeline), *_counters(found)]
+    group_of = {span.stage: span.group for span in timeline.spans}
+    sent = [(*_ends(message, group_of), message) for message in timeline.messages]
+    ways = sorted({(sender, receiver) for sender, receiver, _ in sent})
+    events = [*_names(names, ways), *map(_span, timeline.spans), *map(_message, sent), *_counters(found)]
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"step_time_s": timeline.seconds}}
 
 
@@ -33,11 +38,13 @@ def write_trace(path: str | Path, data: Mapping[str, Any]) -> None:
         raise MeshwrightError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def _names(groups: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _names(groups: Sequence[str], ways: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    rows = [(number, _COMPUTE, "compute") for number in range(len(groups))]
+    rows += [(sender, _FIRST_SEND + receiver, f"sends to {groups[receiver]}") for sender, receiver in ways]
     for number, name in enumerate(groups):
         yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": f"group {name}"}}
-        for row, said in ((_COMPUTE, "compute"), (_SEND, "sends")):
-            yield {"ph": "M", "pid": number, "tid": row, "name": "thread_name", "args": {"name": said}}
+    for number, row, said in rows:
+        yield {"ph": "M", "pid": number, "tid": row, "name": "thread_name", "args": {"name": said}}
 
 
 def _span(span: Span) -> dict[str, Any]:
@@ -47,11 +54,15 @@ def _span(span: Span) -> dict[str, Any]:
     return _event((span.group, _COMPUTE), name, span.kind, (span.start, span.end)) | {"args": facts}
 
 
-def _messages(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    group_of = {span.stage: span.group for span in timeline.spans}
-    for message in timeline.messages:
-        sender = message.source if message.forward else message.target
-        yield _event((group_of[sender], _SEND), _said(message), "send", (message.start, message.end))
+def _ends(message: Message, group_of: Mapping[int, int]) -> tuple[int, int]:
+    """The groups that send and receive it."""
+    ends = group_of[message.source], group_of[message.target]
+    return ends if message.forward else ends[::-1]
+
+
+def _message(sent: tuple[int, int, Message]) -> dict[str, Any]:
+    sender, receiver, message = sent
+    return _event((sender, _FIRST_SEND + receiver), _said(message), "send", (message.start, message.end))
 
 
 def _said(message: Message) -> str:

@@ -122,7 +122,7 @@ def _write(layers: Sequence[_Layer], streams: Streams, tree: Tree) -> None:
         site = Site(streams, layer.stream, near, tree.names)
         layer.found = [Written(item, written(item, site)) for item in layer.items]
         for name in left.get(label, ()):
-            operator = Parameter(path=name, shape=tree.names.shapes[name] or (1,))
+            operator = Parameter(path=name, shape=tree.names.shapes[name])
             item = Item("parameter", {}, 0, 0, name.rpartition(".")[0])
             layer.found.insert(_before(layer.found, item.module), Written(item, operator))
 
@@ -131,7 +131,8 @@ def _homes(labels: dict[str, _Layer], tree: Tree) -> dict[str, str]:
     """The layer that holds each parameter: the one that covers its module, or itself."""
     covers = {path: label for label, layer in labels.items() for path in layer.place.modules}
     return {
-        name: next(covers[path] for path in reversed(prefixes(name)) if path in covers) for name in tree.names.shapes
+        name: next(covers[path] for path in (*reversed(prefixes(name)), "") if path in covers)
+        for name in tree.names.shapes
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from meshwright.trace.items import Item, Names, spread
 from meshwright.trace.meanings import ACTIVATION, ACTIVATIONS, DROPOUTS, LOSSES, NORM, NORMS, POOLS
-from meshwright.trace.tape import ELEMENTWISE, VIEWS, Call, Step, Tape, Value, sources
+from meshwright.trace.tape import ELEMENTWISE, VIEWS, Call, Step, Tape, Value, sources, words
 
 _ADDS = frozenset({"add", "add_"})
 _GAINS = {"layer_norm": 2, "rms_norm": 2, "batch_norm": 3, "group_norm": 2, "instance_norm": 3}
@@ -26,25 +26,26 @@ def other_items(tape: Tape, names: Names) -> list[Item]:
 
 
 def _call_item(call: Call, names: Names, users: dict[Value, list[Step]]) -> Item | None:
-    name = call.name
     if call.output is None:
         return None
-    if name.startswith(NORM):
+    if call.name.startswith(NORM):
         return _module_norm(call, names)
-    if name in NORMS:
+    if call.name in NORMS:
         return _norm(call, names)
-    if name in ACTIVATIONS or name.startswith(ACTIVATION):
-        return _activation(call, users)
-    if name in DROPOUTS:
-        return _dropout(call)
-    if name in POOLS:
-        rows, width = spread(call.output, channels=True)
-        return _made(call, "pool", rows, width=width)
-    if name in LOSSES:
-        logits = call.argument(0, "input")
-        classes = logits.shape[1] if len(logits.shape) > 1 else logits.shape[0]
-        return _made(call, "loss", logits.numel // classes, classes=classes)
-    return None
+    if call.name in ACTIVATIONS or call.name.startswith(ACTIVATION):
+        return _activation(call, call.output, users)
+    return next((read(call, call.output) for known, read in _CALLS.items() if call.name in known), None)
+
+
+def _pool(call: Call, output: Value) -> Item:
+    rows, width = spread(output, channels=True)
+    return _made(call, "pool", rows, width=width)
+
+
+def _loss(call: Call, output: Value) -> Item:
+    logits = call.argument(0, "input")
+    classes = logits.shape[1] if len(logits.shape) > 1 else logits.shape[0]
+    return _made(call, "loss", logits.numel // classes, classes=classes)
 
 
 def _made(call: Call, op: str, rows: int, **fields: object) -> Item:
@@ -66,7 +67,7 @@ def _norm(call: Call, names: Names) -> Item:
         width = 1
         for size in shape if isinstance(shape, list | tuple) else (shape,):
             width *= int(size)
-    return _normed(call, kind, read.numel // width, width, [str(each.parameter) for each in gains], names)
+    return _normed(call, (kind, read.numel // width, width), [str(each.parameter) for each in gains], names)
 
 
 def _module_norm(call: Call, names: Names) -> Item | None:
@@ -75,11 +76,14 @@ def _module_norm(call: Call, names: Names) -> Item | None:
     read, own = call.values[0], names.of(call.module)
     kind = call.name.removeprefix(NORM)
     width = max((names.numel(name) for name in own), default=read.shape[1] if kind in _OF_CHANNELS else read.shape[-1])
-    return _normed(call, kind, max(1, read.numel // width), width, own, names)
+    return _normed(call, (kind, max(1, read.numel // width), width), own, names)
 
 
-def _normed(call: Call, kind: str, rows: int, width: int, own: list[str], names: Names) -> Item:
-    """A norm counts a gain, and after it a bias, of its width each; other parameters are counted apart."""
+def _normed(call: Call, what: tuple[str, int, int], own: list[str], names: Names) -> Item:
+    """A norm (`what`: kind, rows, width) counts a gain, and after it a bias, of its width each; other parameters are
+    counted apart.
+    """
+    kind, rows, width = what
     fitting = [name for name in own if names.numel(name) == width][:2]
     item = _made(call, "norm", rows, kind=kind, width=width, affine=bool(fitting), bias=len(fitting) > 1)
     item.others = tuple(fitting)
@@ -89,9 +93,8 @@ def _normed(call: Call, kind: str, rows: int, width: int, own: list[str], names:
 # ---- element-wise
 
 
-def _activation(call: Call, users: dict[Value, list[Step]]) -> Item | None:
-    output, read = call.output, call.values
-    if output is None or not read or not output.learns:
+def _activation(call: Call, output: Value, users: dict[Value, list[Step]]) -> Item | None:
+    if not output.learns:
         return None
     rows, width = spread(output, channels=_is_channelled(output))
     name = call.name.removeprefix(ACTIVATION).removesuffix("_")
@@ -107,12 +110,15 @@ def _is_gated(output: Value, users: dict[Value, list[Step]]) -> bool:
     return False
 
 
-def _dropout(call: Call) -> Item | None:
+def _dropout(call: Call, output: Value) -> Item | None:
     probability, training = float(call.argument(1, "p", 0.5)), bool(call.argument(2, "training", True))
-    if call.output is None or not training or not 0 < probability < 1:
+    if not training or not 0 < probability < 1:
         return None
-    rows, width = spread(call.output, channels=_is_channelled(call.output))
+    rows, width = spread(output, channels=_is_channelled(output))
     return _made(call, "dropout", rows, width=width, probability=probability)
+
+
+_CALLS: dict[frozenset[str], Callable[[Call, Value], Item | None]] = {DROPOUTS: _dropout, POOLS: _pool, LOSSES: _loss}
 
 
 def _add(step: Step, names: Names) -> Item | None:
@@ -120,11 +126,11 @@ def _add(step: Step, names: Names) -> Item | None:
     read = [value for value in step.values if value.learns]
     whole = [value for value in read if value.shape == step.output.shape and not value.is_weight]
     small = [value for value in read if value.numel <= step.output.shape[-1]] if step.output.shape else read
-    if len(read) != 2 or not whole or small:  # noqa: PLR2004 - two addends, of which none is a bias
+    if len(read) != 2 or not whole or small:
         return None
     if any(_is_turned(value) for value in read):
         shape = step.output.shape
-        width = shape[1] * shape[-1] if len(shape) > 3 else shape[-1]  # noqa: PLR2004 - [batch, heads, seq, head]
+        width = shape[1] * shape[-1] if len(shape) > 3 else shape[-1]
         return _step_item(step, "rotary", step.output.numel // width, width)
     rows, width = spread(step.output, channels=_is_channelled(step.output))
     return _step_item(step, "add", rows, width)
@@ -155,7 +161,7 @@ def _step_item(step: Step, op: str, rows: int, width: int) -> Item:
 
 def _is_channelled(value: Value) -> bool:
     """Whether a tensor has its channels second: it comes from a convolution, with nothing but such layers between."""
-    if len(value.shape) < 3:  # noqa: PLR2004 - [batch, channels, length]
+    if len(value.shape) < 3:
         return False
     through = ELEMENTWISE - {"transpose", "permute", "movedim"} | _IMAGE_STEPS
     return any(
@@ -164,9 +170,9 @@ def _is_channelled(value: Value) -> bool:
     )
 
 
-_IMAGE_STEPS = frozenset(
+_IMAGE_STEPS = words(
     "native_batch_norm _native_batch_norm_legit native_group_norm relu relu_ silu gelu leaky_relu hardswish "
-    "max_pool2d_with_indices avg_pool2d cat".split()
+    "max_pool2d_with_indices avg_pool2d cat"
 )
 
 
@@ -180,7 +186,7 @@ def _embedding(step: Step, names: Names) -> Item | None:
     rows, width = table.shape
     item = Item("embedding", {"rows": rows, "width": width}, indices.numel, step.serial, step.module, step.output)
     item.weight, item.portion, item.steps = table.parameter, rows * width, (step.serial,)
-    item.traits["positions"] = not indices.inputs and indices.step is not None or indices.counted
+    item.traits["positions"] = (not indices.inputs and indices.step is not None) or indices.counted
     return item
 
 

@@ -7,7 +7,6 @@ from meshwright.model.spec import ModelSpec
 from meshwright.trace.errors import TraceError
 from meshwright.trace.tape import Tape
 
-
 _ROUNDING = 1e-9
 LOUD = 0.01
 """A difference of this share is worth a warning; a smaller one stands in the source of the ModelSpec alone."""

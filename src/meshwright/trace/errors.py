@@ -32,8 +32,8 @@ def failure(error: Exception, running: str, kind: str) -> TraceError:
         said = f" ({op})" if op is not None else ""
         return ValuesNeededError(
             f"{where}: {module}: what it does next depends on values of tensors{said}, which a trace does not have; "
-            "write it without .item(), nonzero() or branches on tensors, or give the module itself, with its values, and "
-            "example inputs: it is then run as it is"
+            "write it without .item(), nonzero() or branches on tensors, or give the module itself, with its values, "
+            "and example inputs: it is then run as it is"
         )
     return TraceError(f"{where}: {module} failed in its forward pass: {type(error).__name__}: {_first_line(error)}")
 

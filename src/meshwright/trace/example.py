@@ -95,7 +95,7 @@ def example_with_values(module: nn.Module, inputs: Any) -> Example:
 
 
 def _is_ids(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 2 and not tensor.is_floating_point()  # noqa: PLR2004 - [batch, seq]
+    return tensor.dim() == 2 and not tensor.is_floating_point()
 
 
 def _as_given(given: Example, mode: FakeTensorMode, batch: int, lengths: dict[str, int]) -> Example:
@@ -116,10 +116,10 @@ _Lengths = tuple[tuple[str, int], ...]
 
 
 def _lengths(tensors: Sequence[tuple[str, torch.Tensor]], *, floats: bool) -> _Lengths:
-    """The second dimension of token ids, and of vectors (`floats`): each length once, by the input that has it first."""
+    """The second dimension of token ids, and of vectors (`floats`): each length once, by the first that has it."""
     found: dict[int, str] = {}
     for name, tensor in tensors:
-        vectors = floats and tensor.dim() == 3 and tensor.is_floating_point()  # noqa: PLR2004 - [batch, seq, width]
+        vectors = floats and tensor.dim() == 3 and tensor.is_floating_point()
         if (_is_ids(tensor) or vectors) and tensor.shape[1] > 1:
             found.setdefault(tensor.shape[1], name)
     return tuple((name, length) for length, name in found.items())
@@ -158,8 +158,8 @@ def _with_sizes(
 
 def _stream_names(inputs: Sequence[str]) -> dict[str, str]:
     """One sequence is `tokens`; of two the first is the `source`, and the one that is decoded the `target`."""
-    if len(inputs) < 2:  # noqa: PLR2004
-        return {name: "tokens" for name in inputs}
+    if len(inputs) < 2:
+        return dict.fromkeys(inputs, "tokens")
     decoded = [name for name in inputs if name.startswith(("decoder", "labels", "tgt", "target"))][:1] or [inputs[1]]
     others = [name for name in inputs if name not in decoded]
     names = {others[0]: "source", decoded[0]: "target"}

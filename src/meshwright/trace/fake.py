@@ -66,8 +66,9 @@ def _called(factory: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module
     except DATA_DEPENDENT:
         with mode, _without_first_values():
             built = factory()
-        if hasattr(built, "tie_weights"):
-            built.tie_weights()  # which goes with the first values
+        tie = getattr(built, "tie_weights", None)
+        if callable(tie):
+            tie()  # which goes with the first values
         return built
 
 
@@ -115,7 +116,7 @@ def _copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return copy.deepcopy(module, memo)
-    except Exception as error:  # noqa: BLE001 - whatever a module's attributes refuse
+    except Exception as error:
         raise TraceError(
             f"a {type(module).__name__} cannot be copied ({type(error).__name__}: {error}): give a function that "
             "builds it instead of the module"

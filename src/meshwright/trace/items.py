@@ -84,7 +84,7 @@ def spread(value: Value, channels: bool) -> tuple[int, int]:
     shape = value.shape
     if not shape:
         return 1, 1
-    width = shape[1] if channels and len(shape) > 2 else shape[-1]  # noqa: PLR2004 - [batch, channels, ...]
+    width = shape[1] if channels and len(shape) > 2 else shape[-1]
     return value.numel // max(1, width), max(1, width)
 
 

@@ -51,6 +51,8 @@ class Layout:
         self._flops_in = {prefix for step in tape.steps if step.flops for prefix in prefixes(step.module)}
         self._sites: dict[str, tuple[str, str]] = {}
         self._step_places: dict[int, Place] = {}
+        self._holders: dict[str, Place] = {}
+        """Opened modules → the layer that covers their own parameters."""
         self._loose: dict[str, Place] = {}
         """Parameters of opened modules → where they are used first."""
         self.shared: list[str] = []
@@ -231,13 +233,18 @@ class Layout:
         return self._site(name.rpartition(".")[0])[0] == "open" and name not in self._loose
 
     def _hold(self, name: str, place: Place) -> None:
+        """A parameter of an opened module: its first layer covers that module's own, another one covers the name."""
         self._loose[name] = place
-        place.modules.append(name)
+        holder = name.rpartition(".")[0]
+        known = self._holders.setdefault(holder, place)
+        path = holder if known.whole() is place.whole() else name
+        if path not in place.modules:
+            place.modules.append(path)
 
     # ---- what is left when all steps are placed
 
     def _hand_on(self) -> None:
-        """What runs after a block, outside of it, and is read by nothing but one layer between blocks is that layer's."""
+        """What runs after a block, outside of it, and is read by one layer between blocks alone, is that layer's."""
         readers: dict[int, set[Place | None]] = {}
         for step in reversed(self.tape.steps):
             place = self._step_places.get(step.serial)
@@ -297,7 +304,7 @@ class Layout:
         covered = {path for place in self.places for path in place.modules}
         for name in self.tree.names.shapes:
             holders = prefixes(name)
-            if any(path in covered for path in holders):
+            if any(path in covered for path in holders) or name in self._loose:
                 continue
             path = next((each for each in holders if each in self.tree.modules and each not in self._opened), name)
             self._nearest(name, path).modules.append(path)

@@ -4,9 +4,11 @@ import re
 
 from torch import nn
 
-ACTIVATIONS = frozenset(
+from meshwright.trace.tape import words
+
+ACTIVATIONS = words(
     "gelu silu relu relu_ relu6 leaky_relu elu selu celu hardswish hardsigmoid hardtanh mish softplus glu prelu "
-    "logsigmoid tanhshrink softsign".split()
+    "logsigmoid tanhshrink softsign"
 )
 NORMS = {
     "layer_norm": "layer",

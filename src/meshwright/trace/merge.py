@@ -1,12 +1,14 @@
 """Items that belong together: routers and experts, biases that were added apart, the turns of a loop over time."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 
 from meshwright.trace.items import Item, Names
 from meshwright.trace.products import add_bias
 from meshwright.trace.tape import ELEMENTWISE, SOFTMAX, VIEWS, Step, Tape, Value, sources
 
 _ROUTED = ELEMENTWISE | SOFTMAX | {"softplus", "scatter", "gather", "sum", "topk", "amax", "index"}
+_CHOOSES = frozenset({"topk", "max", "argmax"})
 _FEW = 4
 """Equal products of one module up to this many are told apart; more are turns of a loop."""
 
@@ -44,7 +46,7 @@ def late_biases(items: Iterable[Item], tape: Tape) -> None:
     """Biases that are added after the product."""
     by_output = {item.output: item for item in items if item.op in ("linear", "convolution")}
     for step in tape.steps:
-        if step.op not in ("add", "add_") or len(step.values) != 2:  # noqa: PLR2004 - a product and a bias
+        if step.op not in ("add", "add_") or len(step.values) != 2:
             continue
         for bias, product in (step.values, step.values[::-1]):
             if bias.parameter is None or product.is_weight:
@@ -74,26 +76,27 @@ def folded_experts(items: list[Item], tape: Tape, names: Names) -> list[Item]:
 
 
 def _experts(products: list[Item], before: list[Item], tape: Tape, names: Names) -> list[Item]:
-    chosen = _last_choice(products[0], tape)
+    """One operator of them, if they are matrices to a width inside and back, and something chooses among them."""
     count = products[0].traits["count"]
     first, last = products[0].fields, products[-1].fields
     hidden, ffn = first["inputs"], last["inputs"]
     widths = [item.fields["outputs"] for item in products[:-1]]
     plain = sum(widths) in (ffn, 2 * ffn) and last["outputs"] == hidden and len(products) > 1
-    top_k = int(chosen.output.shape[-1]) if chosen is not None else 0
-    if not plain or not top_k or products[0].rows % top_k:
+    choices = _choices(products[0], tape) if plain else ()
+    router = next((found for step in choices if (found := _router(before, step, count)) is not None), None)
+    if router is None or products[0].rows % router.rows:
         return [_spread(item) for item in products]
+    top_k = products[0].rows // router.rows
     fields = {"count": count, "top_k": top_k, "hidden": hidden, "ffn": ffn, "gated": sum(widths) == 2 * ffn}
     tables = [str(item.weight) for item in products]
     biases = [name for name in names.of(tables[0].rpartition(".")[0]) if name not in tables]
     wanted = count * (sum(widths) + hidden)
     fields["bias"] = bool(biases) and sum(map(names.numel, biases)) == wanted
     made = products[-1]
-    item = Item("experts", fields, products[0].rows // top_k, made.serial, made.module, made.output)
+    item = Item("experts", fields, router.rows, made.serial, made.module, made.output)
     item.others = (*tables, *(biases if fields["bias"] else ()))
     item.flops, item.steps = sum(each.flops for each in products), made.steps
-    if chosen is not None:
-        _make_router(before, chosen, count, top_k)
+    router.fields |= {"top_k": top_k}
     return [item]
 
 
@@ -104,13 +107,14 @@ def _spread(item: Item) -> Item:
     return item
 
 
-def _last_choice(item: Item, tape: Tape) -> Step | None:
-    earlier = tape.steps[: item.steps[0]]
-    return next((step for step in reversed(earlier) if step.op == "topk"), None)
+def _choices(item: Item, tape: Tape) -> Iterator[Step]:
+    """The last steps before that choose the largest."""
+    earlier = reversed(tape.steps[: item.steps[0]])
+    return itertools.islice((step for step in earlier if step.op in _CHOOSES), _FEW)
 
 
-def _make_router(items: list[Item], chosen: Step, count: int, top_k: int) -> None:
-    """Of the matrices before, the one whose outputs the experts are chosen by."""
+def _router(items: list[Item], chosen: Step, count: int) -> Item | None:
+    """Of the matrices before, the one whose outputs the experts are chosen by; made a router."""
     known = {item.output: item for item in items if item.op == "linear" and item.fields["outputs"] == count}
     scores = chosen.values[0]
     item = next((known[value] for value in sources(scores, _ROUTED, limit=80) if value in known), None)
@@ -119,10 +123,10 @@ def _make_router(items: list[Item], chosen: Step, count: int, top_k: int) -> Non
         item.fields = {
             "hidden": item.fields["inputs"],
             "experts": count,
-            "top_k": top_k,
             "bias": item.fields.get("bias", False),
             "function": "sigmoid" if _is_sigmoid(scores) else "softmax",
         }
+    return item
 
 
 def _is_sigmoid(scores: Value) -> bool:
@@ -132,7 +136,7 @@ def _is_sigmoid(scores: Value) -> bool:
 
 def folded_turns(items: list[Item], batch: int) -> list[Item]:
     """Turns of a loop: products with one matrix at a position at a time, and many equal products of one module; calls
-    of one convolution. Their positions add up.
+    of one convolution; cores that each see some of the samples. Their positions add up.
     """
     kept: list[Item] = []
     first: dict[tuple[object, ...], Item] = {}
@@ -140,6 +144,7 @@ def folded_turns(items: list[Item], batch: int) -> list[Item]:
     for item in items:
         key = _key(item)
         turns = item.op == "convolution" or (item.op == "linear" and item.rows <= batch) or key in many
+        turns = turns or (item.op == "attention" and item.rows % (batch * item.context) != 0)
         if key is None or not turns or key not in first:
             kept.append(item)
             if key is not None:
@@ -155,7 +160,7 @@ def _many(items: list[Item]) -> set[tuple[object, ...]]:
     counts: dict[tuple[object, ...], int] = {}
     for item in items:
         key = _key(item)
-        if key is not None and item.op not in ("linear", "convolution"):
+        if key is not None and item.op not in ("linear", "convolution", "attention"):
             counts[key] = counts.get(key, 0) + 1
     return {key for key, count in counts.items() if count > _FEW}
 
@@ -164,10 +169,8 @@ def _key(item: Item) -> tuple[object, ...] | None:
     if item.op in ("linear", "convolution"):
         fed = item.op == "linear" or item.traits.get("fed", True)
         return (item.op, item.weight, item.portion, item.module, fed) if item.weight else None
-    if item.op == "attention":
-        return None
     fields = tuple(sorted((name, str(value)) for name, value in item.fields.items()))
-    return (item.op, item.module, fields, item.weight, item.others, item.learns)
+    return (item.op, item.module, fields, item.weight, item.others, item.learns, item.context)
 
 
 def position_limit(items: Iterable[Item], length: int, batch: int) -> int | None:

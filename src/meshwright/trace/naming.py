@@ -4,12 +4,13 @@ import re
 from collections.abc import Sequence
 
 from meshwright.trace.layout import Place
+from meshwright.trace.tape import words
 from meshwright.trace.tree import Container, Tree
 
 _BAD = re.compile(r"[^a-z0-9_]+")
 _NUMBER = re.compile(r"(?:^|[._a-zA-Z])(\d{1,4})$")
-_PLAIN = frozenset(
-    "layer layers block blocks h encoder decoder transformer layers_list resblocks stages stage group groups".split()
+_PLAIN = words(
+    "layer layers block blocks h encoder decoder transformer layers_list resblocks stages stage group groups"
 )
 """Names of containers that say nothing of what they hold."""
 
@@ -118,7 +119,7 @@ def _group_name(place: Place, places: Sequence[Place], tree: Tree, has_blocks: b
     last = held[0].rpartition(".") if held else ("", "", "model")
     if last[2].isdigit():
         outer = word(last[0].rpartition(".")[2], "layer")
-        return f"{outer}.{last[2]}" if len(last[2]) < 5 else outer  # noqa: PLR2004 - digits of a layer's number
+        return f"{outer}.{last[2]}" if len(last[2]) < 5 else outer
     return word(last[2], "layer")
 
 

@@ -83,7 +83,7 @@ def _around_bare_core(order: list[str], inside: dict[str, list[Item]], names: di
     return names | {
         label: names[order[at]]
         for place, label in enumerate(order)
-        if place <= after and names[label] == "mlp" and len(inside[label]) <= 2  # noqa: PLR2004 - a matrix alone
+        if place <= after and names[label] == "mlp" and len(inside[label]) <= 2
     }
 
 

@@ -1,4 +1,4 @@
-"""Matrix products: which are matrices of parameters, which convolutions, experts, attention cores, or plain products."""
+"""Matrix products: by parameters, as convolutions, of experts, in attention cores, or plain ones."""
 
 import math
 from collections.abc import Callable
@@ -9,6 +9,8 @@ from meshwright.trace.tape import ELEMENTWISE, SOFTMAX, VIEWS, Call, Step, Tape,
 
 _CHOOSING = VIEWS | {"index", "index_select"}
 _SCORES = ELEMENTWISE | SOFTMAX | {"cat"}
+_TURNS = ELEMENTWISE | {"cat", "stack"}
+_COPIES = frozenset({"expand", "repeat", "repeat_interleave", "index_select", "index"})
 _THREE = 3
 
 
@@ -243,6 +245,12 @@ def attention_item(call: Call, tape: Tape, batch: int) -> Item:
     return item
 
 
+def _copies(step: Step, keys: Value) -> bool:
+    """Whether a step made all the numbers of keys out of fewer."""
+    read = step.values[0]
+    return read.learns and step.output.numel == keys.numel and 0 < read.numel < keys.numel
+
+
 def _mask(values: list[Value]) -> dict[str, object]:
     """What a mask says: causal where it was made by comparing positions."""
     causal = any(value.causal for value in values)
@@ -253,14 +261,20 @@ def _heads(queries: Value, batches: int, batch: int) -> int:
     """Of a product of `batches` matrices those that are heads: as the tensor before it was flattened says."""
     for source in sources(queries, VIEWS, limit=6):
         shape = source.shape
-        if len(shape) > _THREE and math.prod(shape[:-2]) == batches and math.prod(shape[:-3]) % batch == 0:
-            return shape[-3]
+        if len(shape) > _THREE and math.prod(shape[:-2]) == batches:
+            outside = math.prod(shape[:-3])
+            if outside % batch == 0 or outside == 1:
+                return shape[-3]
     return batches // batch if batches % batch == 0 else 1
 
 
 def _kv_heads(keys: Value, heads: int, batches: int) -> int:
-    """Heads of keys before they were copied for groups of queries: fewer numbers, some views back."""
-    least = min(value.numel for value in sources(keys, VIEWS, limit=8) if value.shape)
+    """Heads of keys before they were copied for groups of queries, be it before they were turned."""
     held = keys.shape[-3] if len(keys.shape) > _THREE and not batches else heads
-    copies = max(1, keys.numel // max(1, least))
+    spread = [
+        keys.numel // step.values[0].numel
+        for value in sources(keys, _TURNS, limit=40)
+        if (step := value.step) is not None and step.op in _COPIES and _copies(step, keys)
+    ]
+    copies = max(spread, default=1)
     return held // copies if held % copies == 0 else held

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from meshwright.trace.meanings import FUNCTIONS, MULTI_HEAD, module_meaning
 from torch import nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
@@ -16,13 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from meshwright.trace.tape import VIEWS, Call, Shape, Step, Tape, Value
+from meshwright.trace.meanings import FUNCTIONS, MULTI_HEAD, module_meaning
+from meshwright.trace.tape import VIEWS, Call, Shape, Step, Tape, Value, words
 
 _COMPARES = frozenset({"ge", "le", "gt", "lt"})
-_RANDOM = frozenset("rand randn randint rand_like randn_like normal_ uniform_ bernoulli bernoulli_".split())
-_FRESH = frozenset(
-    "empty_like zeros_like ones_like full_like rand_like randn_like new_empty new_zeros new_ones new_full".split()
-)
+_RANDOM = words("rand randn randint rand_like randn_like normal_ uniform_ bernoulli bernoulli_")
+_FRESH = words("empty_like zeros_like ones_like full_like rand_like randn_like new_empty new_zeros new_ones new_full")
 """Operations that take nothing but a shape of what they read."""
 _NOISE = frozenset({"noise"})
 """The input that random numbers stand for."""
@@ -177,11 +175,11 @@ class Recorder:
             after.remove()
 
 
-class _Dispatch(TorchDispatchMode):
+class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tells of every operation of torch."""
 
     def __init__(self, tell: Callable[[OpOverload, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tell = tell
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -319,13 +317,13 @@ def _flops(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out:
 
 
 def _convolution_backward_flops(args: tuple[Any, ...]) -> int:
-    """As many for each gradient as forward. torch's own count is the same but for convolutions by groups, whose weight's
-    gradient it takes to be that of an undivided one (torch 2.13).
+    """As many for each gradient as forward. torch's own count is the same but for convolutions by groups, whose
+    weight's gradient it takes to be that of an undivided one (torch 2.13).
     """
     gradient, read, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
     rows = (read if transposed else gradient).shape
     positions = int(rows[0]) * math.prod(rows[2:])
-    return int(sum(wanted[:2])) * 2 * positions * weight.numel()
+    return int(sum(wanted[:2]) * 2 * positions * weight.numel())
 
 
 def _grouped_flops(args: tuple[Any, ...]) -> int:

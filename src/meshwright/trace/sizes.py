@@ -12,7 +12,8 @@ def dimensions(module: nn.Module) -> set[int]:
     """Every size that the model's own tensors and configuration have."""
     found = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
     config = getattr(module, "config", None)
-    fields = config.to_dict() if callable(getattr(config, "to_dict", None)) else {}
+    read = getattr(config, "to_dict", None)
+    fields = read() if callable(read) else {}
     return found | {value for value in fields.values() if isinstance(value, int) and not isinstance(value, bool)}
 
 

@@ -34,11 +34,11 @@ class Streams:
         self.fixed: dict[str, int] = {}
         self.limits: dict[str, int] = {}
 
-    def foresee(self, layers: Iterable[Iterable[Item]]) -> None:
-        """Give the plain words to the lengths that most layers work on, and drop those that a recipe might choose but no
-        layer works on.
+    def foresee(self, found: Iterable[Iterable[Item]]) -> None:
+        """Give the plain words to the lengths that most layers work on, and drop those that a recipe might choose but
+        no layer works on.
         """
-        layers = [list(items) for items in layers]
+        layers = [list(items) for items in found]
         worked = {length for items in layers for length in self._votes(items)}
         self.free = {name: length for name, length in self.free.items() if length in worked}
         counts = Counter(self._longest(items) for items in layers)
@@ -102,7 +102,7 @@ class Streams:
         own = rows // self.batch if rows % self.batch == 0 else None
         if context == own:
             return {}
-        for name in (*near, *self.free, *self.fixed):
+        for name in (*near, *self.free):
             if name != stream and self.named(name) == context:
                 return {"cross": name}
         return {"block": context}

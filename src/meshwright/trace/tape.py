@@ -111,71 +111,21 @@ class Tape:
         return found
 
 
-VIEWS = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "_reshape_alias",
-        "t",
-        "transpose",
-        "permute",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "split",
-        "split_with_sizes",
-        "unsafe_split",
-        "unsafe_chunk",
-        "chunk",
-        "unbind",
-        "alias",
-        "detach",
-        "_to_copy",
-        "clone",
-        "as_strided",
-        "view_as",
-        "lift_fresh",
-        "movedim",
-        "contiguous",
-        "unfold",
-        "narrow",
-        "diagonal",
-    ]
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+VIEWS = words(
+    "view _unsafe_view reshape _reshape_alias t transpose permute slice select unsqueeze squeeze expand split "
+    "split_with_sizes unsafe_split unsafe_chunk chunk unbind alias detach _to_copy clone as_strided view_as lift_fresh "
+    "movedim contiguous unfold narrow diagonal"
 )
 """Operations that put the same numbers another way."""
 
-ELEMENTWISE = VIEWS | frozenset(
-    [
-        "add",
-        "add_",
-        "sub",
-        "sub_",
-        "rsub",
-        "mul",
-        "mul_",
-        "div",
-        "div_",
-        "where",
-        "masked_fill",
-        "masked_fill_",
-        "neg",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "tanh",
-        "copy_",
-        "nan_to_num",
-        "maximum",
-        "minimum",
-        "pow",
-        "exp",
-        "constant_pad_nd",
-        "native_dropout",
-        "sigmoid",
-    ]
+ELEMENTWISE = VIEWS | words(
+    "add add_ sub sub_ rsub mul mul_ div div_ where masked_fill masked_fill_ neg clamp clamp_min clamp_max tanh copy_ "
+    "nan_to_num maximum minimum pow exp constant_pad_nd native_dropout sigmoid"
 )
 SOFTMAX = frozenset({"_softmax", "_safe_softmax", "softmax", "_log_softmax"})
 

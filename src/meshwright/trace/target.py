@@ -1,5 +1,5 @@
-"""A model from whatever names or is one: as `model/resolve` reads it, or a module, or what builds one. torch is imported
-for the latter two alone.
+"""A model from whatever names or is one: as `model/resolve` reads it, or a module, or what builds one. torch is
+imported for the latter two alone.
 """
 
 import importlib

@@ -1,5 +1,6 @@
 """The modules of a model, and where its repeated blocks are."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -128,7 +129,7 @@ def _is_chain(blocks: tuple[str, ...], tape: Tape) -> bool:
             if marks and value.learns:
                 made[value] = marks
     ran = list(order)
-    return all(pair in reached for pair in zip(ran, ran[1:], strict=False))
+    return all(pair in reached for pair in itertools.pairwise(ran))
 
 
 def origin(value: Value) -> Value:

@@ -151,7 +151,7 @@ def _turn(item: Item, streams: Streams) -> None:
     batches, n, k, m = item.traits["sizes"]
     if batches * n * k * m == 0 or item.rows != batches * n:
         return
-    if batches == 1 and n == m == streams.batch and item.learns == 2:  # noqa: PLR2004 - all samples with all others
+    if batches == 1 and n == m == streams.batch and item.learns == 2:
         item.op = "contrast"
         return
     lengths = {*streams.free.values()}

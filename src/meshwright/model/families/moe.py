@@ -84,11 +84,10 @@ def mixture_parts(config: Config, style: Style, mixture: Mixture) -> Block:
 
 def _shared(hidden: int, style: Style, mixture: Mixture, at: str) -> list[Operator]:
     """The expert that all positions use, its weight, and the addition to the others."""
-    gate: list[Operator] = []
-    if mixture.shared_gate:
-        gate = [
-            Linear(path=f"{at}.{mixture.shared_gate}", inputs=hidden, outputs=1),
-            Activation(function="sigmoid", width=1),
-            Activation(function="weigh", width=hidden),
-        ]
-    return [*gated_matrices(hidden, mixture.shared, style, f"{at}.{mixture.shared_name}"), *gate, Add(width=hidden)]
+    weight: list[Operator] = []
+    weighed: list[Operator] = []
+    if mixture.shared_gate:  # it reads what the expert reads
+        weight = [Linear(path=f"{at}.{mixture.shared_gate}", inputs=hidden, outputs=1)]
+        weighed = [Activation(function="sigmoid", width=1), Activation(function="weigh", width=hidden)]
+    expert = gated_matrices(hidden, mixture.shared, style, f"{at}.{mixture.shared_name}")
+    return [*weight, *expert, *weighed, Add(width=hidden)]

@@ -1,5 +1,7 @@
 """ViT with a classifier (transformers.models.vit)."""
 
+import math
+
 from meshwright.model.families.config import Config
 from meshwright.model.families.decoder import Block, block_stacks, dropout
 from meshwright.model.families.encoders import Projections, added, attend, plain_mlp, single
@@ -73,7 +75,7 @@ def _embedding(config: Config, hidden: int, count: int) -> list[Operator]:
             kernel=(height, width),
             bias=True,
             positions=count,
-            input_positions=count * height * width,
+            input_positions=math.prod(pair(config, "image_size")),
         ),
         Parameter(path=f"{at}.cls_token", shape=(1, 1, hidden)),
         Parameter(path=f"{at}.position_embeddings", shape=(1, count + 1, hidden)),
