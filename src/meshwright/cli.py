@@ -51,6 +51,7 @@ Example: meshwright estimate --model llama-3-8b --cluster 8xh100 --seq 8192 --gl
 Scope = Literal["meaning", "runtime"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
 Recompute = Literal["none", "full", "selective"]
+Kernels = Literal["hf-eager", "hf-sdpa", "torch-compile", "megatron-fused", "megatron-flash"]
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="NAME|PATH", help=_MODEL, autocompletion=_model_names)
 ]
@@ -174,6 +175,7 @@ def estimate(
     sp: Annotated[bool, typer.Option("--sp", help="Sequence-parallel activations between tp matrices.")] = False,
     virtual: Annotated[Whole, _number("--virtual", "Stages on each pipeline rank, interleaved.")] = None,
     schedule: Annotated[Schedule | None, typer.Option(help="The pipeline's schedule.")] = None,
+    kernels: Annotated[Kernels | None, typer.Option(help="What the implementation fuses and keeps.")] = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="PATH", help="Write the plan here.")] = None,
     timeline: Annotated[str | None, typer.Option("--timeline", metavar="PATH", help=_TIMELINE)] = None,
     calibration: Annotated[str | None, typer.Option("--calibration", metavar="PATH|ideal", help=_CALIBRATION)] = None,

@@ -17,6 +17,10 @@ SHARED = "shared"
 """What several layers keep together: masks, tables of rotary positions, an encoder's output."""
 
 
+ROOT = ("",)
+"""The module of what the whole model does with its towers' outputs; it counts to the layer before it."""
+
+
 class Kept:
     """Notes each storage that autograd saves, once, with the layer that ran when it was saved first. Parameters and
     buffers are left out; what a layer takes beside the first of its inputs is SHARED.
@@ -66,7 +70,7 @@ def measured(
     torch.manual_seed(0)
     module, layers = sample.build(attention).to(dtype).train(), sample.spec.layers
     module.config.get_text_config().use_cache = False
-    kept = Kept(module, {layer.name: layer.modules for layer in layers})
+    kept = Kept(module, {layer.name: layer.modules for layer in layers if layer.modules != ROOT})
     if recompute == "full":
         for layer in layers:
             if layer.index is not None:
@@ -108,5 +112,7 @@ def predicted(sample: Sample, kernels: str, element: float, *, recompute: str = 
         if recompute == "full" and layer.index is not None:
             found[layer.name] = input_bytes(spec, layer, extent, element)
         flows[layer.name] = fed or stack.parameters > 0
+        if layer.modules == ROOT:
+            found[layer.reads[-1]] += found.pop(layer.name)
     found[SHARED] = shared_bytes(spec, kernels, lengths, BATCH, storage) if recompute == "none" else 0.0
     return found

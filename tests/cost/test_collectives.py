@@ -90,15 +90,16 @@ def three_levels() -> Cluster:
 @pytest.mark.parametrize(
     ("ranks", "way"),
     [
-        ((0, 1), Way(4e9, 1)),
-        ((0, 2), Way(1e9, 10)),
-        ((4, 5, 6, 7), Way(2e9, 10)),
-        ((0, 4), Way(0.25e9, 100)),
-        (tuple(range(8)), Way(1e9, 100)),
+        ((0, 1), Way(4e9, 1, around=1)),
+        ((0, 2), Way(1e9, 10, around=10)),
+        ((4, 5, 6, 7), Way(2e9, 10, around=(2 * 10 + 2 * 1) / 4)),
+        ((0, 4), Way(0.25e9, 100, around=100)),
+        (tuple(range(8)), Way(1e9, 100, around=(2 * 100 + 6 * 5.5) / 8)),
     ],
     ids=["node", "row", "all of a row", "rows", "all"],
 )
 def test_every_level_on_the_way_counts(ranks: tuple[int, ...], way: Way) -> None:
+    """Of a ring's steps, one leaves each node, and one each row."""
     assert Network(three_levels()).way(ranks) == way
 
 

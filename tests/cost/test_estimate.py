@@ -53,7 +53,7 @@ RAN = (
 @pytest.mark.parametrize("name", RAN)
 def test_plans_that_were_run_fit(name: str) -> None:
     found = estimate_plan(read(next(path for path in PLANS if path.stem == name)))
-    assert found.fits, found.verdict
+    assert all(each.out_of_memory < 0.5 for each in found.memory), found.verdict
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -209,6 +209,17 @@ def test_a_plan_that_does_not_fit_says_where_when_and_by_how_much() -> None:
     assert "(stage 0 on group g0, at backward)" in found.verdict
     assert f"{over / 2**30:.3g} GiB too many" in found.verdict
     assert "the largest part activations" in found.verdict
+
+
+def test_a_plan_that_fits_perhaps_says_how_likely_it_does_not() -> None:
+    """Between the middle of the range and its top."""
+    before = small()
+    need = estimate_plan(before).memory[0].footprint.device
+    device = before.cluster.devices["h100"].model_copy(update={"memory": (need.middle + need.high) / 2})
+    found = estimate_plan(before._replace(cluster=before.cluster.model_copy(update={"devices": {"h100": device}})))
+    assert not found.fits
+    assert found.verdict.startswith("may not fit: ")
+    assert f"out of memory with a probability of {found.memory[0].out_of_memory:.0%}" in found.verdict
 
 
 def test_a_plan_that_fits_says_how_fast_it_is() -> None:

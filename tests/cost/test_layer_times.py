@@ -108,6 +108,18 @@ def test_gradients_that_are_scattered_after_each_micro_batch_go_to_the_host_afte
     assert each == pytest.approx((0, 4 * decoder.parameters / 4))
 
 
+def test_offloaded_parameters_of_layers_without_backward_come_up_once() -> None:
+    """Frozen layers before all that learn: 2 bytes a parameter for forward alone."""
+    frozen = {"trainable": {"frozen": ["embed", "decoder.0-3"]}}
+    given = inputs(WIDE, "4xh100", {"all": 4}, {"all": "dp"}, recipe=frozen, offload={"parameters": "cpu"})
+    placement = Placement(given, IDEAL)
+    block = placement.block_of["decoder.1"]
+    timed, host = time_layer(placement, Wires(placement), block), host_link(placement, block.group)
+    assert host is not None
+    assert timed.forward.gather == pytest.approx(2 * block.stack.parameters / host.bandwidth)
+    assert timed.backward.gather == 0
+
+
 def test_links_that_reach_less_take_longer() -> None:
     half = Calibration.parse(
         "meshwright_calibration: 1\nname: half\nsource: test\nother_links: {bandwidth: 0.5}\n", "half.yaml"

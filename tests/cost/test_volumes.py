@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 
-from meshwright.cost.volumes import Collective, step_collectives
+from meshwright.cost.orders import orders
+from meshwright.cost.volumes import FOLLOWS_AT_ONCE, Collective, step_collectives
 from meshwright.model.hf_config import from_config
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs
-from meshwright.plan.spec import Plan
+from meshwright.plan.rules_schedule import PLACEMENTS
+from meshwright.plan.spec import Plan, Schedule
 from tests.cost.build import LLAMA, gpt2, inputs, llama
+from tests.cost.test_orders import places
 from tests.plan.models import mixture
 
 LAYERS, M, BATCH, LENGTH, HIDDEN = 4, 3, 12, 64, 64
@@ -87,6 +90,20 @@ def test_the_last_layer_is_not_gathered_again_where_its_backward_follows_at_once
         ("all_gather", "forward", M),
         ("reduce_scatter", "backward", M),
     ]
+
+
+@pytest.mark.parametrize("schedule", sorted(PLACEMENTS))
+def test_schedules_under_which_backward_follows_at_once_are_those_whose_orders_say_so(schedule: Schedule) -> None:
+    where = places(schedule, 3)
+    for micro_batches in (6, 12):
+        order = list(orders(schedule, where, micro_batches)[where[-1]])
+        last = [place for place, action in enumerate(order) if action[:2] == (len(where) - 1, "forward")]
+        followed = [order[place + 1] for place in last]
+        at_once = all(
+            (after.stage, after.micro_batch) == (order[place].stage, order[place].micro_batch)
+            for place, after in zip(last, followed, strict=True)
+        )
+        assert at_once == (schedule in FOLLOWS_AT_ONCE)
 
 
 def test_under_gpipe_other_micro_batches_come_between() -> None:
@@ -184,6 +201,17 @@ def test_recompute_stops_early_only_before_a_sum_that_nothing_behind_it_wants(
     given = plan({"all": role}, model=model, recompute="full")
     found = [one for one in step_collectives(given) if one.when == "recompute" and one.span == "decoder.0-3"]
     assert sum(one.count for one in found) == again * LAYERS * M
+
+
+def test_both_kinds_of_tensor_parallelism_together_leave_out_both_last_sums() -> None:
+    given = plan({"a": "tp", "b": "tp+sp"}, recompute="full")
+    again = {
+        (one.axes, one.kind): one.count
+        for one in step_collectives(given)
+        if one.when == "recompute" and one.span == "decoder.0-3"
+    }
+    each = LAYERS * M
+    assert again == {(("a",), "all_reduce"): each, (("b",), "reduce_scatter"): each, (("b",), "all_gather"): 2 * each}
 
 
 def test_the_loss_is_not_computed_again() -> None:

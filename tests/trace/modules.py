@@ -18,6 +18,10 @@ class Case(NamedTuple):
     inputs: Callable[[], Any]
     spans: tuple[str, ...]
     """The layers that its trace has."""
+    length: int = 0
+    """Positions of the example, where a recipe may choose them."""
+    backward_error: float = 0.0
+    """What of the backward FLOPs a trace counts too many: the first state of a recurrence wants no gradient."""
 
 
 def resnet50() -> nn.Module:
@@ -271,16 +275,48 @@ def _ids(high: int, *shape: int) -> Tensor:
 
 
 MODULES: dict[str, Case] = {
-    "resnet-50": Case(resnet50, lambda: {"pixel_values": torch.rand(2, 3, 64, 64), "labels": _ids(2, 2)}, ()),
-    "u-net": Case(UNet, lambda: torch.rand(2, 3, 32, 32), ()),
-    "mlp-mixer": Case(Mixer, lambda: torch.rand(2, 3, 32, 32), ()),
-    "two-tower": Case(TwoTower, lambda: (_ids(1000, 4), torch.rand(4, 7), _ids(500, 4), torch.rand(4, 3)), ()),
-    "gan": Case(Gan, lambda: (torch.rand(4, 12), torch.rand(4, 3, 16, 16)), ()),
-    "diffusion-transformer": Case(Dit, lambda: (torch.rand(2, 4, 16, 16), _ids(1000, 2), _ids(10, 2)), ()),
-    "graph-transformer": Case(
-        GraphTransformer, lambda: (_ids(20, 2, 14), torch.rand(2, 14, 14, 3), torch.rand(2, 14, 14)), ()
+    "resnet-50": Case(
+        resnet50,
+        lambda: {"pixel_values": torch.rand(2, 3, 64, 64), "labels": _ids(2, 2)},
+        (
+            "embed",
+            "stage1.0",
+            "stage1.1-2",
+            "stage2.0",
+            "stage2.1-3",
+            "stage3.0",
+            "stage3.1-5",
+            "stage4.0",
+            "stage4.1-2",
+            "head",
+        ),
     ),
-    "tabular-transformer": Case(FtTransformer, lambda: (torch.rand(5, 6), _ids(3, 5, 3)), ()),
-    "speech-lstm": Case(Speech, lambda: torch.rand(2, 1, 400), ()),
-    "autoencoder": Case(Autoencoder, lambda: torch.rand(8, 50), ()),
+    "u-net": Case(
+        UNet,
+        lambda: torch.rand(2, 3, 32, 32),
+        ("embed", "downs.0", "downs.1", "widen.0", "ups.0", "widen.1", "ups.1", "head"),
+    ),
+    "mlp-mixer": Case(Mixer, lambda: torch.rand(2, 3, 32, 32), ("embed", "blocks.0-3", "head")),
+    "two-tower": Case(
+        TwoTower,
+        lambda: (_ids(1000, 4), torch.rand(4, 7), _ids(500, 4), torch.rand(4, 3)),
+        ("users", "user_tower", "items", "item_tower"),
+    ),
+    "gan": Case(Gan, lambda: (torch.rand(4, 12), torch.rand(4, 3, 16, 16)), ("generator", "discriminator")),
+    "diffusion-transformer": Case(
+        Dit,
+        lambda: (torch.rand(2, 4, 16, 16), _ids(1000, 2), _ids(10, 2)),
+        ("t_embedder", "embed", "blocks.0-2", "head"),
+    ),
+    "graph-transformer": Case(
+        GraphTransformer,
+        lambda: (_ids(20, 2, 14), torch.rand(2, 14, 14, 3), torch.rand(2, 14, 14)),
+        ("embed", "layers.0-2", "head"),
+        length=14,
+    ),
+    "tabular-transformer": Case(
+        FtTransformer, lambda: (torch.rand(5, 6), _ids(3, 5, 3)), ("embed", "layers.0-2", "head")
+    ),
+    "speech-lstm": Case(Speech, lambda: torch.rand(2, 1, 200), ("front", "recurrent", "letters"), backward_error=0.005),
+    "autoencoder": Case(Autoencoder, lambda: torch.rand(8, 50), ("encoder", "mean", "spread", "decoder")),
 }

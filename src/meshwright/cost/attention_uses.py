@@ -126,11 +126,26 @@ def _is_masked(op: Attention, share: Share, storage: Storage) -> bool:
 
 
 def attention_compiled(op: Attention, share: Share, storage: Storage) -> Use:
-    """As SDPA; under dropout on CPU the compiled arithmetic keeps two tensors of scores and a mask of bytes, and for
-    each row what the softmax normalised by.
+    """As SDPA, but joining a head's rotated part with nothing is left out. Eager attention keeps scores and weights in
+    the compute dtype, and for each row the largest score and what the softmax normalised by.
     """
-    if not (storage.on_cpu and share.dropped):
-        return attention_flash(op, share, storage)
+    if not storage.habits.sdpa:
+        return _eager_compiled(op, share, storage)
+    if storage.on_cpu and share.dropped:
+        return _math_compiled(op, share, storage)
+    if share.turned == 1:
+        storage = storage._replace(habits=storage.habits._replace(laid_out=False))
+    return attention_sdpa(op, share, storage)
+
+
+def _eager_compiled(op: Attention, share: Share, storage: Storage) -> Use:
+    core, element = _core(op, share, copied=True), storage.element
+    kept = core.scores * 2 * element + core.rows * (8 + op.sinks * (2 * element + 8))
+    return Use(element * core.inputs + kept, element * (6 * core.scores + core.streamed), kept)
+
+
+def _math_compiled(op: Attention, share: Share, storage: Storage) -> Use:
+    """Under dropout on CPU: two tensors of scores and a mask of bytes, and what the softmax normalised by."""
     core = _core(op, share, copied=True)
     kept = core.scores * (2 * storage.wide + 1) + core.rows * (2 * storage.wide + 1)
     moved = 10 * storage.wide * core.scores + storage.wide * core.streamed

@@ -1,14 +1,14 @@
 """How long a collective takes: steps by latency, bytes by bandwidth, over the links that its ranks must cross.
 
 n ranks, B bytes (see `volumes.Collective`), a latency, b bandwidth. Rings are those of Thakur, Rabenseifner and Gropp
-2005, "Optimization of Collective Communication Operations in MPICH", section 4; an all-reduce takes the faster of a
-ring and of a pair of trees (Sanders, Speck and Traeff 2009), as NCCL does for few bytes and many ranks, and of the
+2005, "Optimization of Collective Communication Operations in MPICH", section 4; each takes the faster of a
+ring and of trees (Sanders, Speck and Traeff 2009), as NCCL does for few bytes and many ranks, and of the
 switch where that adds up (NVLink SHARP: each rank pulls the sum of its part through the switch and has it spread;
 NVIDIA 2022, "NVLink-Network Switch", Hot Chips 34).
 
     all_reduce                     2 (n - 1) a + 2 (n - 1) / n B / b    or 2 log2(n) a + 2 B / b
       in the switch                        2 a +   (n + 1) / n B / b
-    all_gather, reduce_scatter       (n - 1) a +   (n - 1) / n B / b
+    all_gather, reduce_scatter       (n - 1) a +   (n - 1) / n B / b    or log2(n) a + B / b
     all_to_all                       (n - 1) a +   (n - 1) / n B / b    pairwise exchange
     exchange                         (n - 1) a +               B / b    B is what is received
     p2p                                    a +               B / b
@@ -62,11 +62,22 @@ class Way(NamedTuple):
     latency: float
     reduces: bool = False
     """True where every switch on the way adds up what comes in."""
+    around: float | None = None
+    """The latency of a ring's step in the mean, most of which stay inside of nodes; none: that of any step."""
+
+    @property
+    def ring_latency(self) -> float:
+        """Seconds of a ring's step."""
+        return self.latency if self.around is None else self.around
 
     def no_better_than(self, other: "Way") -> "Way":
         """The worse of both, in bandwidth and in latency."""
-        both = self.reduces and other.reduces
-        return Way(min(self.bandwidth, other.bandwidth), max(self.latency, other.latency), both)
+        return Way(
+            min(self.bandwidth, other.bandwidth),
+            max(self.latency, other.latency),
+            self.reduces and other.reduces,
+            max(self.ring_latency, other.ring_latency),
+        )
 
 
 def seconds(kind: Kind, size: float, ranks: int, way: Way) -> float:
@@ -81,13 +92,17 @@ def seconds(kind: Kind, size: float, ranks: int, way: Way) -> float:
     """
     if ranks <= 1:
         return 0.0
-    steps = 1 if kind == "p2p" else ranks - 1
-    once = steps * way.latency + (size * (ranks - 1) / ranks if kind in _SCATTERED else size) / way.bandwidth
+    moved = size * (ranks - 1) / ranks if kind in _SCATTERED else size
+    if kind == "p2p":
+        return way.latency + moved / way.bandwidth
+    if TRAFFIC[kind] != "ring":
+        return (ranks - 1) * way.latency + moved / way.bandwidth
+    ring = (ranks - 1) * way.ring_latency + moved / way.bandwidth
+    once = min(ring, math.ceil(math.log2(ranks)) * way.latency + size / way.bandwidth)
     if kind != "all_reduce":
         return once
-    apart = 2 * min(once, math.ceil(math.log2(ranks)) * way.latency + size / way.bandwidth)
     in_switch = 2 * way.latency + size * (1 + 1 / ranks) / way.bandwidth
-    return min(apart, in_switch) if way.reduces else apart
+    return min(2 * once, in_switch) if way.reduces else 2 * once
 
 
 class Network:
@@ -135,9 +150,16 @@ class Network:
                 bandwidth = self._hop(ranks, places, out)
         alone = [self._first[pool] for (pool, _), inside in units.items() if len(inside) == 1]
         way = Way(min([bandwidth, *alone]), out.latency, out.reduces)
-        for inside in {self.pattern(tuple(inside)) for inside in units.values() if len(inside) > 1}:
-            way = way.no_better_than(self._measure(inside, traffic, whole))
-        return way
+        within = [
+            self._measure(inside, traffic, whole)
+            for inside in {self.pattern(tuple(inside)) for inside in units.values() if len(inside) > 1}
+        ]
+        for inner in within:
+            way = way.no_better_than(inner)
+        # Of a ring's steps one leaves each unit; the others stay inside.
+        inner_latency = max((inner.ring_latency for inner in within), default=out.latency)
+        around = (len(units) * out.latency + (len(ranks) - len(units)) * inner_latency) / len(ranks)
+        return way._replace(around=around)
 
     def _hop(self, ranks: tuple[int, ...], places: list[tuple[int, int]], out: "_Out") -> float:
         """Bytes per second of the slowest message from one rank to the next, over one level."""

@@ -13,6 +13,7 @@ and drain a tile's pipeline: `inner` is the length at which that doubles the tim
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from meshwright.cost.calibration import DeviceConstants
@@ -30,25 +31,43 @@ TILES: tuple[tuple[int, int, float], ...] = (
 are those of cuBLAS and CUTLASS; the speeds follow the guide's figure 6 (256 x 128 against 64 x 64 on an A100)."""
 
 
-def tile_waste(product: Product, units: int) -> float:
-    """Time over that of perfect tiles, with the best of the tile sizes; 1 for a device of one unit, which has no tiles.
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+"""Pieces into which the sums of a product may be cut, so that few tiles with long sums fill all units (split-K)."""
+
+
+@lru_cache(maxsize=4096)
+def tile_waste(product: Product, units: int, inner: float = 0.0) -> float:
+    """Time over that of perfect tiles, with the best of the tile sizes and pieces of the sums; 1 for a device of one
+    unit, which has no tiles. `inner`: the length of a piece's sums at which filling and draining double its time.
 
     One tile more than there are units takes a wave of its own:
 
     >>> tile_waste(Product(128 * 11, 256 * 12, 1024), units=132)
     1.0
     >>> round(tile_waste(Product(128 * 11 + 1, 256 * 12, 1024), units=132), 2)
-    1.56
+    1.21
+
+    A small output with long sums is cut along these:
+
+    >>> round(tile_waste(Product(64, 64, 200_000), units=132), 2)
+    3.44
     """
     if units <= 1:
-        return 1.0
+        return 1 + inner / product.inner
     wanted = product.rows * product.columns * product.batch
     best = math.inf
     for rows, columns, speed in TILES:
         tiles = math.ceil(product.rows / rows) * math.ceil(product.columns / columns) * product.batch
-        waves = math.ceil(tiles / units)
-        best = min(best, waves * units * rows * columns / wanted / speed)
+        for pieces in SPLITS:
+            if pieces == 1 or product.inner / pieces >= _SHORTEST:
+                waves = math.ceil(tiles * pieces / units) / pieces
+                ramp = 1 + inner * pieces / product.inner
+                best = min(best, waves * units * rows * columns / wanted / speed * ramp)
     return max(1.0, best)
+
+
+_SHORTEST = 256
+"""Sums shorter than this are not cut."""
 
 
 class Peaks(NamedTuple):
@@ -78,6 +97,6 @@ def product_seconds(product: Product, peaks: Peaks, constants: DeviceConstants, 
     if not product.flops:
         return 0.0
     fraction = constants.batched if batched else constants.matmul
-    ramp = 1 + constants.inner / product.inner
-    compute = product.flops / (peaks.compute * fraction) * tile_waste(product, constants.units) * ramp
+    waste = tile_waste(product, constants.units, constants.inner)
+    compute = product.flops / (peaks.compute * fraction) * waste
     return max(compute, product.numbers * peaks.element / (peaks.memory * constants.memory))

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from meshwright.cost.blocks import Block
-from meshwright.cost.calibration import Calibration
+from meshwright.cost.calibration import IDEAL, Calibration
 from meshwright.cost.compute import machines, needed_flops
 from meshwright.cost.layer_times import Spent
 from meshwright.cost.memory import Memory, plan_memory
@@ -55,7 +55,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank is likelier to fit into its device than not."""
+        """Whether every rank fits into its device, but for a small chance (`memory.ACCEPTED`)."""
         return MemoryVerdict(self.memory).fits
 
     @property
@@ -63,7 +63,7 @@ class Estimate:
         """One sentence."""
         pace = f"{show_seconds(self.step_time_s)} a step, {show_count(self.tokens_per_s)} tokens/s, MFU {self.mfu:.1%}"
         judged = MemoryVerdict(self.memory)
-        return f"{'fits' if judged.fits else 'does not fit'}: {judged.sentence}; {pace}"
+        return f"{judged.word}: {judged.sentence}; {pace}"
 
     def as_data(self) -> dict[str, Any]:
         """Plain data for `--json`; the timeline has a format of its own."""
@@ -179,4 +179,7 @@ def _notes(placement: Placement) -> list[str]:
     away = [stage.on for stage in plan.stages for row in stage.layers if row.offload != Offload()]
     if any(host_link(placement, group) is None for group in away):
         notes.append("the cluster says nothing of its hosts: the time of offload's copies is not counted")
+    used = {pool.device for name in plan.groups for pool, _ in placement.pools(name)}
+    for name in sorted(used - placement.calibration.devices.keys() if placement.calibration is not IDEAL else ()):
+        notes.append(f"calibration '{placement.calibration.name}' does not know '{name}', which gets its 'others'")
     return notes

@@ -189,28 +189,28 @@ def _dispatch(experts: Experts, share: Share, roles: Roles, element: float) -> l
     return [Flow("expert", "all_to_all", roles.experts, size, way, 2) for way in ways]
 
 
-def ends_in_sum(shares: Sequence[Share]) -> bool:
-    """Whether nothing that backward wants comes after the last sum over tensor ranks: only what keeps nothing, an
-    addition or a dropout that drops nothing. A norm or a real dropout behind the last matrix wants its sum.
+def last_sums(shares: Sequence[Share], roles: Roles) -> int:
+    """How many collectives sum up what the last matrix puts out, where nothing that backward wants comes after them:
+    only what keeps nothing, an addition or a dropout that drops nothing. A norm or a real dropout wants that sum.
     """
     for share in reversed(shares):
         if share.leaves:
-            return True
+            return bool(roles.plain) + bool(roles.scattered)
         operator = share.operator
         if not (isinstance(operator, Add) or (isinstance(operator, Dropout) and not operator.probability)):
-            return False
-    return False
+            return 0
+    return 0
 
 
-def repeated(flows: Sequence[Flow], recompute: Recompute, kernels: KernelSet, *, ends: bool) -> list[Flow]:
+def repeated(flows: Sequence[Flow], recompute: Recompute, kernels: KernelSet, *, unread: int) -> list[Flow]:
     """The collectives of forward that recompute runs again. Those of the loss are not: what it keeps stays.
 
-    `ends`: the layer ends with the last sum over tensor ranks (`ends_in_sum`), which a kernel set that stops early
-    does not reach: of a decoder layer's two, one is repeated.
+    `unread`: of the sums over tensor ranks, so many of the last are wanted by no backward of the layer (`last_sums`),
+    and a kernel set that stops early does not reach them: of a decoder layer's two, one is repeated.
 
     >>> from meshwright.cost.kernels import KERNEL_SETS
     >>> sums = [Flow("tensor", "all_reduce", ("tp",), 64.0, "forward")] * 2
-    >>> [len(repeated(sums, "full", KERNEL_SETS[name], ends=True)) for name in ("hf-sdpa", "megatron-flash")]
+    >>> [len(repeated(sums, "full", KERNEL_SETS[name], unread=1)) for name in ("hf-sdpa", "megatron-flash")]
     [1, 2]
     """
     if recompute == "none" or (isinstance(recompute, Save) and "collective" in recompute.save):
@@ -218,8 +218,9 @@ def repeated(flows: Sequence[Flow], recompute: Recompute, kernels: KernelSet, *,
     again = [flow for flow in flows if flow.when == "forward" and flow.purpose != "loss"]
     if recompute == "selective":
         again = [flow for flow in again if flow.purpose == "context"]
-    elif kernels.stops_early and ends:
-        del again[max(place for place, flow in enumerate(again) if flow.purpose == "tensor")]
+    elif kernels.stops_early and unread:
+        sums = [place for place, flow in enumerate(again) if flow.purpose == "tensor"]
+        again = [flow for place, flow in enumerate(again) if place not in sums[-unread:]]
     if isinstance(recompute, Save) and "attention" in recompute.save:
         again = [flow for flow in again if flow.purpose != "context"]
     return [flow._replace(when="recompute") for flow in again]

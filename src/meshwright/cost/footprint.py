@@ -12,6 +12,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from meshwright.cost.calibration import DeviceConstants
+from meshwright.units import show_bytes
 
 _TAIL = NormalDist().inv_cdf(0.95)
 
@@ -21,6 +22,10 @@ class Range(NamedTuple):
 
     low: float
     high: float
+
+    def __str__(self) -> str:
+        low, high = show_bytes(self.low), show_bytes(self.high)
+        return low if low == high else f"{low} to {high}"
 
     @property
     def middle(self) -> float:

@@ -70,7 +70,8 @@ class KernelSet:
     def is_flash(self, share: Share, storage: Storage) -> bool:
         """Whether an attention core runs as flash attention; torch's CPU kernel has no dropout."""
         kernel = self.kernels[Attention]
-        if kernel is attention_uses.attention_sdpa and isinstance(share.operator, Attention):
+        sdpa = kernel in (attention_uses.attention_sdpa, attention_uses.attention_compiled)
+        if sdpa and isinstance(share.operator, Attention):
             return storage.habits.sdpa and not attention_uses.is_math(share.operator, share, storage)
         return self.flash and not (storage.on_cpu and share.dropped)
 
@@ -98,8 +99,9 @@ _SDPA = _EAGER | {Attention: attention_uses.attention_sdpa, Dropout: uses.dropou
 _COMPILED = _SDPA | {
     Norm: uses.norm_compiled,
     Attention: attention_uses.attention_compiled,
-    Activation: uses.activation_fused,
+    Activation: uses.activation_compiled,
     Dropout: uses.dropout_flash,
+    Experts: uses.experts_compiled,
     Add: uses.moves(1),
     Rotary: uses.moves(2),
 }

@@ -18,7 +18,7 @@ from meshwright.cost.offload import host_link
 from meshwright.cost.overlap import LayerTime
 from meshwright.cost.placement import Placement
 from meshwright.cost.states import sharding_of
-from meshwright.cost.volumes import block_flows, held_by, widths_of
+from meshwright.cost.volumes import block_flows, has_backward, held_by, widths_of
 from meshwright.cost.wires import Wires
 from meshwright.plan.spec import Offload, Row
 
@@ -159,7 +159,7 @@ def _step(placement: Placement, block: Block, ways: tuple[OneWay, OneWay]) -> Sp
         else:
             moved += streamed
         if host is not None and row.offload.parameters:
-            for way in ways:
+            for way in ways[: 1 + has_backward(block)]:
                 way.gather += widths.element * held.all / sharding.kept("zero3") / host.bandwidth
     spent.add("optimizer", max(moved / each.streamed * each.slowdown for each in machines(placement, block.group)))
     if host is not None and any(row.offload.activations for row, _ in block.rows()):

@@ -30,6 +30,10 @@ from meshwright.recipe.spec import BYTES
 Floats: TypeAlias = NDArray[np.float64]
 
 
+ACCEPTED = 0.1
+"""The probability of running out of memory up to which a plan is said to fit."""
+
+
 @dataclass(frozen=True)
 class Instant:
     """The bytes that are in use at one time of a step, by what they are for."""
@@ -81,8 +85,8 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether the device is likelier to have as much than not."""
-        return self.footprint.device.middle <= self.capacity
+        """Whether the device has as much, but for a chance of `ACCEPTED`."""
+        return self.out_of_memory <= ACCEPTED
 
     @property
     def out_of_memory(self) -> float:

@@ -16,8 +16,9 @@ class HostLink(NamedTuple):
     bandwidth: float
     """Bytes per second to the host's memory, each way."""
     memory_bandwidth: float | None
-    """Bytes per second of the host's own memory, divided among its devices; where the cluster does not say, the host
-    steps its optimizer as fast as the link, which is the slower of both in any machine of the catalogue."""
+    """Bytes per second of the host's own memory, divided among its devices. Where the cluster does not say, the host
+    steps its optimizer at the rate of the link, the slower of both in every machine of the catalogue that says both.
+    """
 
     def step_seconds(self, gradients: float, parameters: float, streamed: float) -> float:
         """Gradients down, the optimizer, parameters up: bytes, and what the optimizer reads and writes.

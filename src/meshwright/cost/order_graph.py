@@ -112,22 +112,19 @@ class _Builder:
 
 def _ranks(size: int, before: Integers, after: Integers) -> Integers:
     """The length of the longest way to each node; -1 for those in a circle or behind one."""
-    waits = np.bincount(after, minlength=size)
-    by_source = np.argsort(before, kind="stable")
-    targets, starts = after[by_source], np.searchsorted(before[by_source], np.arange(size + 1))
-    most = int(np.diff(starts).max(initial=0))
+    waits = np.bincount(after, minlength=size + 1)
+    followers = _columns(after, before, size)
     rank, level = np.full(size, -1), 0
-    ready = np.flatnonzero(waits == 0)
+    ready, mark, places = np.flatnonzero(waits[:size] == 0), np.empty(size + 1, dtype=np.int64), np.arange(len(after))
     while len(ready):
         rank[ready] = level
         level += 1
-        reached = []
-        for offset in range(most):
-            at = starts[ready] + offset
-            reached.append(targets[at[at < starts[ready + 1]]])
-        next_ready = np.concatenate(reached) if reached else ready[:0]
-        np.subtract.at(waits, next_ready, 1)
-        ready = np.unique(next_ready[waits[next_ready] == 0])
+        reached = followers[:, ready].ravel()
+        np.subtract.at(waits, reached, 1)
+        waits[size] = 1  # what fills up the followers is never ready
+        reached = reached[waits[reached] == 0]
+        mark[reached] = places[: len(reached)]
+        ready = reached[mark[reached] == places[: len(reached)]]  # each once
     return rank
 
 

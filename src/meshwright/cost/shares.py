@@ -114,8 +114,10 @@ class Share(NamedTuple):
     """Parameters that all tensor ranks hold, each with a part of their gradient."""
     fused: bool = False
     """True where queries, keys and values of an attention core are slices of what one matrix put out."""
-    turned: bool = False
-    """True where its queries and keys are tensors of their own by then: rotated, or normalised."""
+    turned: float = 0.0
+    """The share of a head that was rotated or normalised before an attention core: its queries and keys are tensors of
+    their own then.
+    """
     slice_of: float = 0.0
     """Positions per sample of the tensor that its input is a slice of, where it works on a few of them alone."""
 
@@ -179,8 +181,8 @@ class _Walk:
         """True between a column and a row cut, where each tensor rank holds a slice of the width."""
         self.made = 0
         """Width that the last matrix put out."""
-        self.turned = False
-        """True where heads of it were normalised or rotated since."""
+        self.turned = 0.0
+        """The share of its heads that was normalised or rotated since."""
 
     def __iter__(self) -> Iterator[Share]:
         for place, operator in enumerate(self.operators):
@@ -280,9 +282,13 @@ class _Walk:
 
     def _note(self, cut: Operator) -> None:
         if isinstance(cut, Linear):
-            self.made, self.turned = cut.outputs, False
-        elif isinstance(cut, Rotary) or (isinstance(cut, Norm) and cut.heads):
-            self.turned = True
+            self.made, self.turned = cut.outputs, 0.0
+        elif isinstance(cut, Norm) and cut.heads:
+            self.turned = 1.0
+        elif isinstance(cut, Rotary):
+            core = next((other for other in self.operators if isinstance(other, Attention)), None)
+            whole = (core.heads + core.kv_heads) * core.head_dim if core else cut.width
+            self.turned = cut.width * (self.ways.tensor if self.inside else 1) / whole
 
     def _adapts(self, operator: Operator) -> bool:
         lora = self.learning.lora

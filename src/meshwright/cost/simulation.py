@@ -102,7 +102,7 @@ class Timeline:
     @property
     def bubble(self) -> float:
         """The share of the step that a group waits, in the mean over groups."""
-        return 1 - sum(self.busy) / (len(self.busy) * self.seconds) if self.seconds else 0.0
+        return max(0.0, 1 - sum(self.busy) / (len(self.busy) * self.seconds)) if self.seconds else 0.0
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:

@@ -171,6 +171,12 @@ def activation_fused(op: Activation, share: Share, storage: Storage) -> Use:
     return Use(numbers * (0 if op.function in _FREE else 1 + op.gated), numbers * (2 + op.gated))
 
 
+def activation_compiled(op: Activation, share: Share, storage: Storage) -> Use:
+    """As a fused one; of `relu` the output serves, which the next matrix keeps."""
+    use = activation_fused(op, share, storage)
+    return use._replace(kept=0.0) if op.function == "relu" and not share.dropped else use
+
+
 def moves(tensors: float) -> Kernel:
     """A kernel that keeps nothing and reads and writes so many tensors of its output's size."""
     return lambda op, share, storage: Use(0.0, tensors * storage.element * elements(op, share.work))
@@ -225,6 +231,14 @@ def experts_eager(op: Experts, share: Share, storage: Storage) -> Use:
     return Use(element * routed * width + small, element * moved)
 
 
+def experts_compiled(op: Experts, share: Share, storage: Storage) -> Use:
+    """As eager ones, but the function is computed again from what the first matrices put out."""
+    use = experts_eager(op, share, storage)
+    again = (_EAGER_EXPERTS.get(op.function, 4) - 3 if op.gated else 0) * op.ffn
+    numbers = storage.element * share.work.positions * op.top_k * again
+    return use._replace(kept=use.kept - numbers, moved=use.moved - numbers)
+
+
 def routed_experts(op: Experts, share: Share, storage: Storage) -> Use:
     """Positions as sent to the experts, what the first matrices put out, the product, and outputs to be weighed."""
     routed = share.work.positions * op.top_k
@@ -256,14 +270,12 @@ def scan(op: Scan, share: Share, storage: Storage) -> Use:
 
 
 def loss_eager(op: Loss, share: Share, storage: Storage) -> Use:
-    """The log-probabilities, mostly in float32 or wider, and the labels, 8 bytes each; the caller holds the logits.
-    Read, widened, normalised. Backward makes a gradient of the log-probabilities and one of the logits.
-    """
-    rows, wide = elements(op, share.work), storage.wide if storage.habits.wide_loss else storage.element
-    numbers = rows * op.classes
+    """The log-probabilities, mostly in float32 or wider; the caller holds the logits. Read, widened, normalised. Backward makes a gradient of the log-probabilities and one of the logits."""
+    wide = storage.wide if storage.habits.wide_loss else storage.element
+    numbers = elements(op, share.work) * op.classes
     held = numbers * storage.element
     return Use(
-        numbers * wide + 8 * rows + held,
+        numbers * wide + held,
         numbers * (storage.element + 3 * wide),
         held=held,
         passing=2 * numbers * wide,

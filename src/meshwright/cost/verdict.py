@@ -21,17 +21,24 @@ class MemoryVerdict(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether every group is likelier to fit than not."""
+        """Whether every group fits, but for a small chance (`memory.ACCEPTED`)."""
         return all(each.fits for each in self.groups)
+
+    @property
+    def word(self) -> str:
+        """`fits`, `may not fit` or `does not fit`: the last where even the middle of the range is too much."""
+        if self.fits:
+            return "fits"
+        sure = any(each.footprint.device.middle > each.capacity for each in self.groups)
+        return "does not fit" if sure else "may not fit"
 
     @property
     def sentence(self) -> str:
         """What is filled, where, when, and by how much it is too little."""
         tight = self.tightest
         device = tight.footprint.device
-        filled = f"{show_bytes(device.low)} to {show_bytes(device.high)} of {show_bytes(tight.capacity)}"
-        said = f"{filled} on the fullest device ({tight.where}, at {tight.worst.name})"
-        if not self.fits:
+        said = f"{device} of {show_bytes(tight.capacity)} on the fullest device ({tight.where}, at {tight.worst.name})"
+        if device.middle > tight.capacity:
             name, size = max(tight.worst.parts.items(), key=lambda item: item[1])
             over = show_bytes(device.middle - tight.capacity)
             return f"{said}, {over} too many, the largest part {name} ({show_bytes(size)})"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost.blocks import Block, Edge
-from meshwright.cost.flows import Flow, Kind, Purpose, When, active, ends_in_sum, repeated, role_flows, roles_of
+from meshwright.cost.flows import Flow, Kind, Purpose, When, active, last_sums, repeated, role_flows, roles_of
 from meshwright.cost.moves import Crossing, by_tokens, crossing, division, moves
 from meshwright.cost.placement import Placement
 from meshwright.cost.states import Parameters, Widths, count_parameters, sharding_of, state_flows
@@ -25,6 +25,11 @@ from meshwright.recipe.spec import BYTES
 
 NORM_BYTES = LOSS_BYTES = 8
 """The square of the gradient norm, and the step's loss: one float64 number each."""
+
+
+FOLLOWS_AT_ONCE = frozenset({"1f1b", "interleaved", "zb-h1", "zbv"})
+"""Schedules under which a micro-batch's backward through the last stage follows its forward there at once, so that
+zero3 need not gather the last layer again."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +84,19 @@ def _block_flows(placement: Placement, block: Block) -> list[Flow]:
     mesh = placement.group(block.group).mesh
     flows: list[Flow] = []
     for row, parts, shares in placement.row_shares(block):
-        here = role_flows(shares, roles_of(row, mesh), placement.kernels, placement.element)
+        roles = roles_of(row, mesh)
+        here = role_flows(shares, roles, placement.kernels, placement.element)
         if row is not block.row:
             here += _part_moves(placement, block, row, parts)
-        ends = ends_in_sum(shares) and parts[-1] is block.stack.parts[-1]
-        again = repeated(here, row.recompute, placement.kernels, ends=ends) if _backward(block) else []
-        flows += here + again
+        unread = last_sums(shares, roles) if parts and parts[-1] is block.stack.parts[-1] else 0
+        flows += here
+        if has_backward(block):
+            flows += repeated(here, row.recompute, placement.kernels, unread=unread)
     return flows + _block_states(placement, block)
 
 
-def _backward(block: Block) -> bool:
+def has_backward(block: Block) -> bool:
+    """Whether gradients come by: its parameters learn, or something that it reads, however far back, does."""
     return block.learning.trains or block.learning.fed
 
 
@@ -100,7 +108,7 @@ def _part_moves(placement: Placement, block: Block, row: Row, parts: tuple[Part,
     source, target = divide(block.row, mesh), divide(row, mesh)
     size = placement.element * placement.samples * placement.lengths[block.stack.stream] * block.stack.output
     there = moves(mesh, source, target, size) + moves(mesh, target, source, size)
-    return there + ([flow._replace(when="backward") for flow in there] if _backward(block) else [])
+    return there + ([flow._replace(when="backward") for flow in there] if has_backward(block) else [])
 
 
 def _block_states(placement: Placement, block: Block) -> list[Flow]:
@@ -108,7 +116,8 @@ def _block_states(placement: Placement, block: Block) -> list[Flow]:
     if block.lends:
         return []
     mesh, flows = placement.group(block.group).mesh, list[Flow]()
-    follows = block.last and (placement.plan.schedule == "1f1b" or len(placement.plan.stages) == 1)
+    plan = placement.plan
+    follows = block.last and (plan.schedule in FOLLOWS_AT_ONCE or len(plan.stages) == 1)
     for row, held in held_by(placement, block):
         whole = held
         for name in block.joined if row is block.row else ():
@@ -118,7 +127,7 @@ def _block_states(placement: Placement, block: Block) -> list[Flow]:
             whole,
             widths_of(placement),
             sync=placement.plan.execution.sync,
-            backward=_backward(block),
+            backward=has_backward(block),
             again=not follows,
         )
     return flows

@@ -348,10 +348,14 @@ class MatMul(_Operator):
     outputs: PositiveInt
     gradients: Literal[0, 1, 2] = 2
     """Operands that want a gradient: one where the other is a constant (the edges of a graph)."""
+    cross: str | None = None
+    """The stream of which each position meets all others, where it does (the sum over a graph's nodes)."""
 
     def flops(self, work: Work) -> Flops:
-        """2 · positions · inner · outputs; as many for the gradient of each operand that wants one."""
-        forward = 2.0 * work.positions * self.inner * self.outputs
+        """2 · positions · inner · outputs, for each position that one meets; as many for the gradient of each operand
+        that wants one.
+        """
+        forward = 2.0 * work.positions * self.inner * self.outputs * (work.context if self.cross else 1)
         return Flops(forward, self.gradients * forward)
 
 

@@ -28,7 +28,9 @@ from meshwright.plan.rules_schedule import PLACEMENTS
 from meshwright.plan.rules_sizes import heads_divide
 from meshwright.plan.spec import (
     ClusterRef,
+    Execution,
     Group,
+    Kernels,
     ModelRef,
     Plan,
     RecipeRef,
@@ -67,6 +69,7 @@ def uniform_plan(
     schedule: Schedule | None = None,
     layers_per_stage: Sequence[int] | None = None,
     order: Order = "megatron",
+    kernels: Kernels = "hf-sdpa",
 ) -> Plan:
     """A plan in which all layers have the same roles, and all stages the same number of layers or nearly so:
     `uniform_plan("llama-3.1-8b", "8xh100", recipe, tp=2, zero=1)`.
@@ -75,8 +78,8 @@ def uniform_plan(
     `zero` shards over dp, cp and ulysses together, as Megatron-LM's distributed optimizer and FSDP do; experts over the
     ranks that hold copies of them. `micro_batch` is Megatron-LM's: samples for each of the dp replicas; 1 where neither
     it, nor `micro_batches`, nor the recipe says. `recompute` is for the numbered layers, `selective` for those of them
-    with attention. Layers are cut evenly into pp x virtual stages (pp x 2 with V-shaped schedules); a remainder goes
-    to the stages in the middle (`stage_cut.even_counts`).
+    with attention; `kernels` is what the implementation fuses and keeps. Layers are cut evenly into pp x virtual stages
+    (pp x 2 with V-shaped schedules); a remainder goes to the stages in the middle (`stage_cut.even_counts`).
 
     Raises PlanError with the nearest degree that works; UnknownNameError and DocumentError for what it is made of.
     """
@@ -99,6 +102,7 @@ def uniform_plan(
             schedule=chosen,
             groups=rows.groups(on, degrees),
             stages=rows.stages(on, cut_layers(model, len(on), layers_per_stage)),
+            execution=Execution(kernels=kernels),
         )
     except ValidationError as error:
         raise PlanError(explain(error, "plan")) from None

@@ -24,6 +24,7 @@ STATEFUL: frozenset[str] = frozenset({"dp", "cp", "ulysses", "copy"})
 """Splits under which ranks hold equal parameters, so that a state may shard them."""
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
+Kernels = Literal["hf-eager", "hf-sdpa", "torch-compile", "megatron-fused", "megatron-flash"]
 Axis = Annotated[str, Field(pattern=WORD_PATTERN)]
 GroupName = Annotated[str, Field(pattern=WORD_PATTERN)]
 
@@ -176,7 +177,7 @@ class Execution(Record):
     """What runs beside computing, where the backend can: gathers and reductions of sharded parameters, reductions of
     gradients once a step, pieces of tensor-parallel exchanges.
     """
-    kernels: Literal["hf-eager", "hf-sdpa", "torch-compile", "megatron-fused", "megatron-flash"] = "hf-sdpa"
+    kernels: Kernels = "hf-sdpa"
     """What the implementation fuses and keeps."""
 
 

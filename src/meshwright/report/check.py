@@ -78,16 +78,10 @@ _SEVERITIES: tuple[tuple[str, str, Tone], ...] = (("error", "", "plain"), ("warn
 
 def _headline(verdict: Verdict) -> Block:
     count = sum(problem.severity == "error" for problem in verdict.problems)
-    said = verdict.memory.sentence if verdict.memory else f"{count} problem{'s' * (count != 1)}"
-    words, tone = _WORDS[verdict.judgement]
-    return Lines("", (f"{words} {said}",), tone)
-
-
-_WORDS: dict[Judgement, tuple[str, Tone]] = {
-    "fits": ("fits:", "good"),
-    "does-not-fit": ("does not fit:", "bad"),
-    "bad": ("bad:", "bad"),
-}
+    if verdict.memory is None:
+        return Lines("", (f"bad: {count} problem{'s' * (count != 1)}",), "bad")
+    said = f"{verdict.memory.word}: {verdict.memory.sentence}"
+    return Lines("", (said,), "good" if verdict.memory.fits else "bad")
 
 
 def _groups(inputs: Inputs) -> Block:

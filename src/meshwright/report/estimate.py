@@ -36,7 +36,7 @@ def plan_facts(inputs: Inputs) -> Block:
     stages, groups = len(plan.stages), len(plan.groups)
     rows = (
         ("model", f"{inputs.model.name}, {show_count(inputs.model.parameters)} parameters"),
-        ("cluster", f"{inputs.cluster.name}, {plan.world_size:,} of {inputs.cluster.size:,} devices"),
+        ("cluster", f"{inputs.cluster.name}, {inputs.cluster.size:,} devices; the plan uses {plan.world_size:,}"),
         ("batch", f"{recipe.global_batch:,} samples of {', '.join(lengths)} in {pieces}"),
         ("schedule", f"{plan.schedule}, {_many(stages, 'stage')} on {_many(groups, 'group')}"),
         ("kernels", plan.execution.kernels),

@@ -1,6 +1,5 @@
 """The memory of a plan's groups as tables."""
 
-from meshwright.cost.footprint import Range
 from meshwright.cost.memory import Memory
 from meshwright.report.blocks import Block, table
 from meshwright.units import show_bytes
@@ -21,12 +20,7 @@ def memory_table(groups: tuple[Memory, ...]) -> Block:
 
 
 def _asked(memory: Memory) -> tuple[str, ...]:
-    return _range(memory.footprint.device), show_bytes(memory.capacity), f"{memory.out_of_memory:.0%}"
-
-
-def _range(found: Range) -> str:
-    low, high = show_bytes(found.low), show_bytes(found.high)
-    return low if low == high else f"{low} to {high}"
+    return str(memory.footprint.device), show_bytes(memory.capacity), f"{memory.out_of_memory:.0%}"
 
 
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered", "logits", "recomputed", "reduced", "loss")

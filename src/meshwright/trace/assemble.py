@@ -81,7 +81,7 @@ def _layers(tree: Tree, layout: Layout, tape: Tape, example: Example) -> list[_L
         if place is not None:
             layers[place].items.append(item)
     for layer in layers.values():
-        layer.items = merge.folded_turns(layer.items, example.batch)
+        layer.items = merge.joined_rotary(merge.folded_turns(layer.items, example.batch))
     return list(layers.values())
 
 

@@ -156,6 +156,18 @@ def folded_turns(items: list[Item], batch: int) -> list[Item]:
     return kept
 
 
+def joined_rotary(items: list[Item]) -> list[Item]:
+    """Queries and keys that are turned one after the other, as one operator."""
+    kept: list[Item] = []
+    for item in items:
+        last = kept[-1] if kept else item
+        if item.op == last.op == "rotary" and last is not item and (item.module, item.rows) == (last.module, last.rows):
+            last.fields["width"] += item.fields["width"]
+        else:
+            kept.append(item)
+    return kept
+
+
 def _many(items: list[Item]) -> set[tuple[object, ...]]:
     counts: dict[tuple[object, ...], int] = {}
     for item in items:

@@ -107,7 +107,7 @@ def _run(built: nn.Module, inputs: Any, mode: FakeTensorMode, recorder: Recorder
 def _record(built: nn.Module, example: Example, mode: AbstractContextManager[Any], recorder: Recorder) -> None:
     for name, tensor in example.tensors(built.forward):
         recorder.name_input(name, tensor)
-    with _quiet(), mode, torch.enable_grad(), _told_apart():
+    with _quiet(), mode, torch.enable_grad(), told_apart():
         with recorder.following(), recorder.recording():
             output = _forward(built, example, recorder)
         results = [each for each in _results(output) if each.requires_grad]
@@ -116,7 +116,7 @@ def _record(built: nn.Module, example: Example, mode: AbstractContextManager[Any
 
 
 @contextmanager
-def _told_apart() -> Iterator[None]:
+def told_apart() -> Iterator[None]:
     """Kernels that are made of products, each of which torch counts: no fused attention, no fused LSTM."""
     with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
         yield

@@ -95,6 +95,13 @@ class Streams:
                 return Spot({} if name == stream else {"stream": name}, length // each)
         return Spot({"positions": length})
 
+    def crossed(self, times: int) -> tuple[str | None, int]:
+        """Of how often each position is worked on, the stream whose positions it meets, and how often for each."""
+        for name, length in self.free.items():
+            if times % length == 0:
+                return name, times // length
+        return None, times
+
     def seen(self, context: int, rows: int, stream: str, near: Iterable[str]) -> dict[str, object]:
         """What an attention core looks at: nothing to say where it is its own positions; else another stream, or a
         block of so many positions.

@@ -33,6 +33,14 @@ def _path(item: Item, site: Site) -> str:
 
 
 def _linear(item: Item, spot: Spot, site: Site) -> Operator:
+    """One that works on pairs of positions is a product of each position with all others: its parameters are counted
+    apart.
+    """
+    cross, times = site.streams.crossed(spot.times)
+    if cross is not None:
+        fields = {"inner": item.fields["inputs"], "outputs": item.fields["outputs"] * times, "cross": cross}
+        gradients = 1 + bool(item.traits.get("fed", True))
+        return ops.MatMul(**fields, path=item.module, gradients=gradients, **spot.fields)
     tied = bool(item.traits.get("tied")) or not item.weight
     fields = {
         "path": _path(item, site),
@@ -104,7 +112,10 @@ def _embedding(item: Item, spot: Spot, site: Site) -> Operator:
 
 
 def _matmul(item: Item, spot: Spot, site: Site) -> Operator:
-    fields = item.fields | {"outputs": item.fields["outputs"] * spot.times}
+    cross, times = site.streams.crossed(spot.times)
+    fields = {"cross": cross} | item.fields | {"outputs": item.fields["outputs"] * times}
+    if cross is not None and item.fields.get("cross"):
+        fields["outputs"] *= spot.times // times
     return ops.MatMul(**fields, path=item.module, gradients=item.learns, **spot.fields)
 
 
@@ -162,6 +173,11 @@ def _turn(item: Item, streams: Streams) -> None:
             inner, outputs = rows_of[length]
             item.rows = streams.batch * length
             item.fields = {"inner": inner, "outputs": outputs * per_sample}
+            for side in ("inner", "outputs"):
+                cross, times = streams.crossed(item.fields[side])
+                if cross is not None:
+                    item.fields |= {"cross": cross, side: times}
+                    return
             return
 
 
