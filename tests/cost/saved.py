@@ -64,19 +64,22 @@ class Kept:
 
 
 def measured(
-    sample: Sample, attention: str, dtype: torch.dtype, *, recompute: str = "none", pack: Any = None
+    sample: Sample, attention: str, dtype: torch.dtype, *, recompute: str = "none", compiled: bool = False
 ) -> dict[str, int]:
-    """Bytes that each layer keeps from forward to backward, and that they keep together."""
+    """Bytes that each layer keeps from forward to backward, and that they keep together. `compiled`: each numbered
+    layer is, as far as the partitioner that says what is kept goes.
+    """
     torch.manual_seed(0)
     module, layers = sample.build(attention).to(dtype).train(), sample.spec.layers
     module.config.get_text_config().use_cache = False
     kept = Kept(module, {layer.name: layer.modules for layer in layers if layer.modules != ROOT})
-    if recompute == "full":
-        for layer in layers:
-            if layer.index is not None:
-                _recompute(module.get_submodule(layer.modules[0]))
+    for numbered in (module.get_submodule(layer.modules[0]) for layer in layers if layer.index is not None):
+        if recompute == "full":
+            _recompute(numbered)
+        if compiled:
+            numbered.forward = torch.compile(numbered.forward, backend="aot_eager_decomp_partition", dynamic=False)
     batch = {name: _cast(value, dtype) for name, value in sample.batch(sample.config).items()}
-    with torch.autograd.graph.saved_tensors_hooks(pack(kept) if pack else kept.pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
         module(**batch)
     return kept.bytes
 

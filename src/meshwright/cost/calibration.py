@@ -35,10 +35,6 @@ class DeviceConstants(Record):
     flash_backward: Fraction = 1.0
     memory: Fraction = 1.0
     """Of the memory's bandwidth, kernels that are bound by it."""
-    launch: Seconds = 0.0
-    """Seconds of the host for each kernel: a layer takes at least as long as its kernels take to launch."""
-    step: Seconds = 0.0
-    """Seconds of every optimizer step that nothing else accounts for."""
     spread: Fraction | Literal[0] = 0
     """What the computed peak of allocated memory misses by, as a share of it, up or down."""
     fragmentation: tuple[Factor, Factor] = (1.0, 1.0)

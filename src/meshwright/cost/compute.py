@@ -17,7 +17,7 @@ from meshwright.cost.placement import Placement
 from meshwright.cost.products import Product, products
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Storage
-from meshwright.model.operators import Attention, Convolution, Dropout, Experts, Flops, Linear, Router
+from meshwright.model.operators import Attention, Convolution, Dropout, Experts, Flops, Linear, Loss, Router
 from meshwright.plan.spec import Recompute, Save
 from meshwright.recipe.spec import BYTES, Recipe
 
@@ -157,7 +157,9 @@ def is_core(share: Share) -> bool:
 
 
 def is_repeated(share: Share, recompute: Recompute) -> bool:
-    """Whether recompute runs an operator again."""
+    """Whether recompute runs an operator again: not the loss, whose backward follows at once."""
+    if isinstance(share.operator, Loss):
+        return False
     if isinstance(recompute, Save):
         matmul = isinstance(share.operator, Linear | Experts | Router | Convolution)
         return not ((matmul and "matmul" in recompute.save) or (is_core(share) and "attention" in recompute.save))

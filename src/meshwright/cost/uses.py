@@ -270,7 +270,9 @@ def scan(op: Scan, share: Share, storage: Storage) -> Use:
 
 
 def loss_eager(op: Loss, share: Share, storage: Storage) -> Use:
-    """The log-probabilities, mostly in float32 or wider; the caller holds the logits. Read, widened, normalised. Backward makes a gradient of the log-probabilities and one of the logits."""
+    """The log-probabilities, mostly in float32 or wider; the caller holds the logits. Read, widened, normalised.
+    Backward makes a gradient of the log-probabilities and one of the logits.
+    """
     wide = storage.wide if storage.habits.wide_loss else storage.element
     numbers = elements(op, share.work) * op.classes
     held = numbers * storage.element

@@ -16,8 +16,8 @@ class MemoryVerdict(NamedTuple):
 
     @property
     def tightest(self) -> Memory:
-        """The group that fills its devices most."""
-        return max(self.groups, key=lambda each: each.footprint.device.middle / each.capacity)
+        """The group that is likeliest to run out of memory; of equals, the one that fills its devices most."""
+        return max(self.groups, key=lambda each: (each.out_of_memory, each.footprint.device.middle / each.capacity))
 
     @property
     def fits(self) -> bool:

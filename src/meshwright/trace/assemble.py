@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from meshwright.model.operators import Attention, Embedding, Operator, Parameter
+from meshwright.model.operators import Attention, Parameter
 from meshwright.model.spec import LayerStack, ModelSpec, Part, Tie
 from meshwright.trace import merge
 from meshwright.trace.accounts import settle, tied_products
@@ -293,8 +293,3 @@ def _ties(tree: Tree) -> tuple[Tie, ...]:
             said = "embedding" if table and "embedding" not in taken else name.replace(".", "_")
             found.append(Tie(name=said, owner=name, copies=tuple(each for each in aliases if each != name)))
     return tuple(found)
-
-
-def is_table(operator: Operator) -> bool:
-    """Whether an operator looks rows up."""
-    return isinstance(operator, Embedding)

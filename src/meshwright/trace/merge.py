@@ -190,8 +190,3 @@ def position_limit(items: Iterable[Item], length: int, batch: int) -> int | None
     tables = [item for item in items if item.op == "embedding" and item.traits.get("positions")]
     rows = [item.fields["rows"] for item in tables if item.rows in (length, batch * length)]
     return min((each for each in rows if each >= length), default=None)
-
-
-def learns(values: Iterable[Value]) -> bool:
-    """Whether a gradient passes through one of them."""
-    return any(value.learns for value in values)

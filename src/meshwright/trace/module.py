@@ -1,5 +1,6 @@
 """Any torch module as a ModelSpec: run once without values, and written down."""
 
+import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from meshwright.trace.errors import TraceError, ValuesNeededError, failure
 from meshwright.trace.example import Example, example_with_values, examples
 from meshwright.trace.fake import ModuleLike, copied_with_values, fake_mode, fake_module, has_values
 from meshwright.trace.recorder import FlopSum, Recorder
+from meshwright.trace.tape import Tape
 
 
 def trace(module: ModuleLike | Callable[[], Any], inputs: Any = None, *, name: str = "") -> ModelSpec:
@@ -39,8 +41,22 @@ def trace(module: ModuleLike | Callable[[], Any], inputs: Any = None, *, name: s
     Raises TraceError where inputs are missing, the forward pass fails, or values are needed that are not there. The
     result's `source` says where it counts other FLOPs than torch's own counter; a warning does where that is over 1 %.
     """
-    mode = fake_mode()
-    recorder = Recorder()
+    with _quiet(), _uncollected():
+        built, tape, example = _recorded(module, inputs)
+        name = name or _name(module, built)
+        spec = assemble(built, tape, example, name=name, source=_source(built, example))
+        check_parameters(spec, sum(parameter.numel() for parameter in built.parameters()))
+    lengths = {key: stream.length or example.lengths[key] for key, stream in spec.streams.items()}
+    notes = differences(spec, tape, example.batch, lengths)
+    said = "; ".join(note.sentence for note in notes)
+    if any(note.share > LOUD for note in notes):
+        warnings.warn(f"the trace of '{name}' {said}", stacklevel=2)
+    return spec.model_copy(update={"source": f"{spec.source}; {said}"}) if notes else spec
+
+
+def _recorded(module: Any, inputs: Any) -> tuple[nn.Module, Tape, Example]:
+    """What was run, its tape, and what it was run with: without values where it goes."""
+    mode, recorder = fake_mode(), Recorder()
     with recorder.recording():
         built, inputs = _built(module, inputs, mode)
     try:
@@ -48,21 +64,17 @@ def trace(module: ModuleLike | Callable[[], Any], inputs: Any = None, *, name: s
     except ValuesNeededError:
         if inputs is None or not has_values(module):
             raise
-        built = copied_with_values(module)  # type: ignore[arg-type]
+        built = copied_with_values(module)
         example = example_with_values(built, inputs)
         recorder.begin(built)
-        _record(built, example, nullcontext(), recorder)
-    name = name or _name(module, built)
-    batch = f"batch {example.batch}" + "".join(f", {key} {length}" for key, length in example.lengths.items())
-    source = f"traced from {type(built).__module__}.{type(built).__qualname__} ({batch}; torch {torch.__version__})"
-    spec = assemble(built, recorder.tape, example, name=name, source=source)
-    check_parameters(spec, sum(parameter.numel() for parameter in built.parameters()))
-    lengths = {key: stream.length or example.lengths[key] for key, stream in spec.streams.items()}
-    notes = differences(spec, recorder.tape, example.batch, lengths)
-    said = "; ".join(note.sentence for note in notes)
-    if any(note.share > LOUD for note in notes):
-        warnings.warn(f"the trace of '{name}' {said}", stacklevel=2)
-    return spec.model_copy(update={"source": f"{spec.source}; {said}"}) if notes else spec
+        with torch.random.fork_rng(devices=[]):
+            _record(built, example, nullcontext(), recorder)
+    return built, recorder.tape, example
+
+
+def _source(built: nn.Module, example: Example) -> str:
+    sizes = f"batch {example.batch}" + "".join(f", {key} {length}" for key, length in example.lengths.items())
+    return f"traced from {type(built).__module__}.{type(built).__qualname__} ({sizes}; torch {torch.__version__})"
 
 
 def _built(module: Any, inputs: Any, mode: FakeTensorMode) -> tuple[nn.Module, Any]:
@@ -107,7 +119,7 @@ def _run(built: nn.Module, inputs: Any, mode: FakeTensorMode, recorder: Recorder
 def _record(built: nn.Module, example: Example, mode: AbstractContextManager[Any], recorder: Recorder) -> None:
     for name, tensor in example.tensors(built.forward):
         recorder.name_input(name, tensor)
-    with _quiet(), mode, torch.enable_grad(), told_apart():
+    with mode, torch.enable_grad(), told_apart():
         with recorder.following(), recorder.recording():
             output = _forward(built, example, recorder)
         results = [each for each in _results(output) if each.requires_grad]
@@ -151,6 +163,18 @@ def _backward(output: Any, results: list[torch.Tensor]) -> int | None:
     except Exception:  # noqa: BLE001 - kernels of others without a fake backward; the caller says so
         return None
     return count.total
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Many small objects that all stay: looking for garbage among them took a quarter of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager
