@@ -28,8 +28,8 @@ _RecipeLike = str | Path | Recipe | dict[str, Any]
 
 
 def model(what: Any) -> ModelSpec:
-    """A model from its name, a ModelSpec file, a `config.json` or its folder, a configuration object, a torch module, or
-    what builds a module: a function, a class, or its name, `module:function`.
+    """A model from its name, a ModelSpec file, a `config.json` or its folder, a configuration object, a torch module,
+    or what builds a module: a function, a class, or its name, `module:function`.
 
     A module is run once without values (`meshwright.trace.trace`, which also takes example inputs). Raises
     UnknownNameError, DocumentError; TraceError where a module cannot be traced.

@@ -113,7 +113,7 @@ def predicted(sample: Sample, kernels: str, element: float, *, recompute: str = 
         uses = stack_uses(stack, kernels, extent, storage, Learning(fed=fed))
         found[layer.name] = sum(use.kept - use.held for use in uses)
         if recompute == "full" and layer.index is not None:
-            found[layer.name] = input_bytes(spec, layer, extent, element)
+            found[layer.name] = input_bytes(spec, layer, extent, storage)
         flows[layer.name] = fed or stack.parameters > 0
         if layer.modules == ROOT:
             found[layer.reads[-1]] += found.pop(layer.name)

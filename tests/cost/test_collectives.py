@@ -140,7 +140,7 @@ def taken(network: Network, kind: Kind, size: float, ranks: Sequence[int]) -> fl
         # All eight devices of a node send out.
         pytest.param(2, "p2p", (0, 8), 1e9, (0.16, 0.04, 0.02), id="hops between two nodes"),
         # In this order every hop leaves its node.
-        pytest.param(2, "p2p", (0, 8, 1, 9), 1e9, (0.16, 0.04, 0.02), id="hops to and fro"),
+        pytest.param(2, "p2p", (0, 8, 1, 9), 1e9, (0.16, 0.04, 0.02), id="hops to and back"),
         # Two members of each node, four such groups: two messages leave for each of them, or one.
         pytest.param(2, "p2p", (0, 1, 8, 9), 1e9, (0.08, 0.02, 0.02), id="hops of half"),
         # 15 of 16 GB in one stream, over all cards; with eight no faster than inside of a node.

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from meshwright.cost.kernels import KERNEL_SETS
+from meshwright.cost.saved import looked_at, shared_bytes
 from meshwright.cost.shares import Extent, Learning, Ways, layer_shares
 from meshwright.cost.uses import storage_of
 from meshwright.model.hf_config import from_config
-from meshwright.model.operators import Activation
+from meshwright.model.operators import Activation, Linear
 from meshwright.model.spec import Part
 from tests.cost.build import GPT2, LLAMA
 
@@ -165,3 +166,23 @@ def test_the_kernel_sets_are_those_that_a_plan_may_name() -> None:
     from meshwright.plan.spec import Execution
 
     assert set(KERNEL_SETS) == set(get_args(Execution.model_fields["kernels"].annotation))
+
+
+def test_an_encoders_output_is_kept_once_for_all_layers_that_look_at_it() -> None:
+    sizes = {
+        "model_type": "t5",
+        "vocab_size": 48,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 40,
+        "num_layers": 3,
+        "num_heads": 4,
+    }
+    model = from_config(sizes)
+    lengths = {"source": 20, "target": 12}
+    assert looked_at(model.stacks) == {"source": 32}
+    assert shared_bytes(model, "megatron-flash", lengths, SAMPLES, storage_of(2, "nccl", "t5")) == 2 * SAMPLES * 20 * 32
+    layer = next(stack for stack in model.stacks if stack.span.startswith("decoder."))
+    part = next(part for part in layer.parts if part.name == "cross_attention")
+    shares = layer_shares([(part, Ways())], Extent(SAMPLES, lengths, "target"), Learning())[0]
+    assert [share.fresh for share in shares if isinstance(share.operator, Linear)] == [True, False, False, True]

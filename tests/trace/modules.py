@@ -20,8 +20,8 @@ class Case(NamedTuple):
     """The layers that its trace has."""
     length: int = 0
     """Positions of the example, where a recipe may choose them."""
-    backward_error: float = 0.0
-    """What of the backward FLOPs a trace counts too many: the first state of a recurrence wants no gradient."""
+    surplus: int = 0
+    """Backward FLOPs of a sample that a trace counts too many: the first state of a recurrence wants no gradient."""
 
 
 def resnet50() -> nn.Module:
@@ -317,6 +317,8 @@ MODULES: dict[str, Case] = {
     "tabular-transformer": Case(
         FtTransformer, lambda: (torch.rand(5, 6), _ids(3, 5, 3)), ("embed", "layers.0-2", "head")
     ),
-    "speech-lstm": Case(Speech, lambda: torch.rand(2, 1, 200), ("front", "recurrent", "letters"), backward_error=0.005),
+    "speech-lstm": Case(
+        Speech, lambda: torch.rand(2, 1, 200), ("front", "recurrent", "letters"), surplus=4 * 2 * 12 * 48
+    ),
     "autoencoder": Case(Autoencoder, lambda: torch.rand(8, 50), ("encoder", "mean", "spread", "decoder")),
 }

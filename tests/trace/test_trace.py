@@ -196,6 +196,31 @@ def test_a_way_that_depends_on_values_is_named_by_module_and_line() -> None:
     assert "# the line" in open(__file__).read().splitlines()[line - 1]  # noqa: PTH123, SIM115
 
 
+def test_numbers_of_the_program_itself_are_there() -> None:
+    class Guarded(nn.Module):
+        """Looks at rates that it computes with tensors, at chance, and whether numbers are as they should be."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(rate)) for rate in rates)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            mask = torch.ones(x.shape[0]) if mask is None else mask
+            for block in self.blocks:
+                if torch.rand([]) < 0.4:
+                    continue
+                x = block(x)
+                if not torch.isfinite(x).all() or (mask < 0).any():
+                    x = x @ x.T @ x
+            return x
+
+    spec = trace(Guarded, torch.rand(2, 4))
+    rates = [op.probability for stack in spec.stacks for op in stack.operators if op.op == "dropout"]
+    assert rates == [0.25, 0.5]
+    assert not any(op.op == "matmul" for stack in spec.stacks for op in stack.operators)
+
+
 def test_a_module_with_values_is_run_with_them() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Softplus(), Choosy())  # softplus is over 0
     spec = trace(module, torch.rand(2, 4))

@@ -59,12 +59,17 @@ class Habits(NamedTuple):
     """Scores are filled in where a mask of true and false says so, which backward wants too."""
     router: Literal["all", "chosen", "drawn"] = "all"
     """Weights of experts come of the scores of all of them, of the chosen ones alone, or of two draws (SparseMixer)."""
+    chunks: bool = False
+    """Without kernels of its own, it works on slices of what a matrix put out, which keep all of that (Mamba)."""
+    wide_stream: bool = False
+    """Layers hand on float32, whatever they compute in."""
     wide_weights: bool = False
     """What experts put out is weighed in float32."""
 
 
 _BERT = Habits(wide_softmax=False, wide_loss=False)
 _GEMMA = Habits(rms=ONE_PLUS_WEIGHT)
+_MAMBA = Habits(sdpa=False, chunks=True, wide_stream=True)
 
 HABITS: dict[str, Habits] = {
     "bert": _BERT,
@@ -81,6 +86,10 @@ HABITS: dict[str, Habits] = {
     "gpt_oss": Habits(rms=WEIGHED_THEN_CAST, wide_softmax=False, sdpa=False, router="chosen"),
     "gptj": Habits(wide_scores=True, rotations=0),
     "granitemoe": Habits(router="chosen"),
+    "falcon_mamba": _MAMBA,
+    "jamba": Habits(chunks=True),
+    "mamba": _MAMBA,
+    "mamba2": _MAMBA,
     "mixtral": Habits(wide_weights=True),
     "mpt": Habits(sdpa=False, fills_mask=True),
     "olmo2": Habits(rms=WEIGHED_THEN_CAST),

@@ -5,8 +5,10 @@ One model differs more than two-fold between implementations, so both figures be
 * `hf-eager`, `hf-sdpa`: transformers' own code, measured with torch.autograd.graph.saved_tensors_hooks on small models
   (torch 2.13, transformers 5.24, CPU; each storage once, parameters left out). A layer of GPT-2 in bf16 keeps, for each
   sample, position and hidden number (a s / h = 4), 84 bytes with eager attention, and 114 with SDPA on CPU, which under
-  dropout falls back to float32 arithmetic. `tests/cost/test_kernels.py` measures them again.
-* `torch-compile`: each layer compiled; what the min-cut partitioner keeps, measured in the same way.
+  dropout falls back to float32 arithmetic. What code of single families does otherwise is a table (`cost/habits`).
+  `tests/cost/test_kernels.py` and `test_saved.py` measure all of it again.
+* `torch-compile`: each layer compiled; what the min-cut partitioner keeps, measured in the same way
+  (`tests/cost/test_saved_compiled.py` has the numbers).
 * `megatron-fused`: the inventory of Korthikanti 2022, section 4.1, for GPT, and what it comes to for others: every
   kernel keeps its input alone. `megatron-flash`: the same with FlashAttention (Dao 2022): queries, keys, values, and a
   number for each row.
@@ -19,7 +21,7 @@ kernels each.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.cost import attention_uses, uses
+from meshwright.cost import attention_uses, scan_uses, uses
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Kernel, Storage, Use
 from meshwright.model.operators import (
@@ -88,7 +90,7 @@ _EAGER: dict[type, Kernel] = {
     Router: uses.router_eager,
     Experts: uses.experts_eager,
     Convolution: uses.convolution,
-    Scan: uses.scan,
+    Scan: scan_uses.scan_eager,
     MatMul: uses.matmul,
     Pool: uses.keeps_input,
     Contrast: uses.keeps_input,
@@ -102,12 +104,14 @@ _COMPILED = _SDPA | {
     Activation: uses.activation_compiled,
     Dropout: uses.dropout_flash,
     Experts: uses.experts_compiled,
+    Scan: scan_uses.scan,
     Add: uses.moves(1),
     Rotary: uses.moves(2),
 }
 _FUSED = _EAGER | {
     Router: uses.router,
     Experts: uses.routed_experts,
+    Scan: scan_uses.scan,
     Linear: uses.linear_gathered_again,
     Norm: uses.norm_fused,
     Attention: attention_uses.attention_fused,

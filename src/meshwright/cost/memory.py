@@ -19,6 +19,7 @@ from meshwright.cost.footprint import Footprint, footprint
 from meshwright.cost.kernels import KernelSet
 from meshwright.cost.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Order
 from meshwright.cost.placement import Placement
+from meshwright.cost.saved import looked_at
 from meshwright.cost.shares import Share, elements, split_ways
 from meshwright.cost.states import Parameters, sharding_of
 from meshwright.cost.uses import Storage
@@ -256,6 +257,8 @@ def _stage(placement: Placement, stage: int) -> _Stage:
     for block, each in zip(blocks, layers, strict=True):
         total = total.plus(states[block], len(block.names))
         kept = kept.plus(each, len(block.names))
+    together = _looked_at(placement, blocks)
+    kept = kept.plus(Activations(kept=together, whole=together))
     layer = {
         "recomputed": max(each.whole - each.kept for each in layers),
         "reduced": max(each.reduced for each in states.values()),
@@ -264,6 +267,18 @@ def _stage(placement: Placement, stage: int) -> _Stage:
     loss, alone = {"loss": kept.passing}, sum(layer.values()) < kept.passing
     passing = dict.fromkeys(layer, 0.0) | loss if alone else layer | {"loss": 0.0}
     return _Stage(total, kept, _window(placement, states), passing)
+
+
+def _looked_at(placement: Placement, blocks: Sequence[Block]) -> float:
+    """What other layers put out that attention of a stage looks at (an encoder's output), which all keep together."""
+    found = 0.0
+    for stream, width in looked_at(block.stack for block in blocks).items():
+        block = next(block for block in blocks if stream in looked_at([block.stack]))
+        ways = split_ways(block.row, placement.group(block.group).mesh)
+        scattered = ways.scattered if placement.kernels.gathers_again else 1
+        numbers = placement.samples * placement.lengths[stream] * width
+        found += placement.element * numbers / (ways.batch * ways.cp * ways.ulysses * scattered)
+    return found
 
 
 def group_memory(placement: Placement, group: str, order: Order) -> Memory:

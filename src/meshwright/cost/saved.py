@@ -46,9 +46,10 @@ def _shares(stack: LayerStack, extent: Extent, learning: Learning) -> list[Share
     return [share for part in layer_shares(parts, extent, learning) for share in part]
 
 
-def input_bytes(model: ModelSpec, layer: Layer, extent: Extent, element: float) -> float:
+def input_bytes(model: ModelSpec, layer: Layer, extent: Extent, storage: Storage) -> float:
     """What a layer takes in, and full recompute keeps of it (Korthikanti 2022, section 5: 2 s b h)."""
     reads = (model.by_name[read].stack.output for read in layer.reads if read not in layer.stack.side)
+    element = storage.wide if storage.habits.wide_stream and layer.index else storage.element
     return element * extent.samples * extent.lengths[layer.stack.stream] * sum(reads)
 
 

@@ -118,6 +118,8 @@ class Share(NamedTuple):
     """The share of a head that was rotated or normalised before an attention core: its queries and keys are tensors of
     their own then.
     """
+    made: int = 0
+    """Width of what the matrix before it put out, where its input is a slice of that width."""
     slice_of: float = 0.0
     """Positions per sample of the tensor that its input is a slice of, where it works on a few of them alone."""
 
@@ -181,6 +183,8 @@ class _Walk:
         """True between a column and a row cut, where each tensor rank holds a slice of the width."""
         self.made = 0
         """Width that the last matrix put out."""
+        self.just_made = False
+        """True right after it."""
         self.turned = 0.0
         """The share of its heads that was normalised or rotated since."""
 
@@ -213,6 +217,7 @@ class _Walk:
             partial=_partial(cut, whole, scattered) if learns else 0.0,
             fused=isinstance(cut, Attention) and self.made == _fused_width(cut),
             turned=self.turned,
+            made=self._cut_from(cut),
             slice_of=self._slice_of(operator),
         )
         self._note(cut)
@@ -269,6 +274,10 @@ class _Walk:
             return False  # an encoder's output, which all layers that look at it keep together
         return self.reads.is_fresh(operator, keeps=self._learns(operator) or self._adapts(operator))
 
+    def _cut_from(self, cut: Operator) -> int:
+        sliced = isinstance(cut, Linear | Convolution) and self.just_made and cut.inputs < self.made
+        return self.made if sliced else 0
+
     def _slice_of(self, operator: Operator) -> float:
         """What works on one position out of a stream reads a slice of it: of images or frames the first, of tokens a
         copy, because their last one has another place in each sample. A norm or pooling makes a tensor of its own.
@@ -281,6 +290,7 @@ class _Walk:
         return float(length) if operator.positions < length and not made else 0.0
 
     def _note(self, cut: Operator) -> None:
+        self.just_made = isinstance(cut, Linear)
         if isinstance(cut, Linear):
             self.made, self.turned = cut.outputs, 0.0
         elif isinstance(cut, Norm) and cut.heads:

@@ -16,7 +16,6 @@ from meshwright.model.operators import (
     MatMul,
     Norm,
     Router,
-    Scan,
 )
 
 
@@ -70,6 +69,8 @@ def linear(op: Linear, share: Share, storage: Storage) -> Use:
     """
     read, weight = share.work.positions * op.inputs, op.inputs * op.outputs
     whole = share.work.samples * share.slice_of * op.inputs or read
+    if storage.on_cpu and storage.habits.chunks and share.made:
+        whole = share.work.positions * share.made
     kept = storage.element * whole if share.learns and share.fresh else 0.0
     return Use(kept, storage.element * (read + weight + elements(op, share.work)))
 
@@ -172,9 +173,9 @@ def activation_fused(op: Activation, share: Share, storage: Storage) -> Use:
 
 
 def activation_compiled(op: Activation, share: Share, storage: Storage) -> Use:
-    """As a fused one; of `relu` the output serves, which the next matrix keeps."""
+    """As a fused one; of `relu` the output serves, which the next matrix keeps; under dropout a byte for each sign."""
     use = activation_fused(op, share, storage)
-    return use._replace(kept=0.0) if op.function == "relu" and not share.dropped else use
+    return use._replace(kept=share.dropped * elements(op, share.work)) if op.function == "relu" else use
 
 
 def moves(tensors: float) -> Kernel:
@@ -251,22 +252,16 @@ def convolution(op: Convolution, share: Share, storage: Storage) -> Use:
     """The input."""
     read = share.work.samples * op.read_positions(share.work) * op.inputs
     moved = read + elements(op, share.work) + op.parameters()
-    return Use(storage.element * read if share.learns else 0.0, storage.element * moved)
+    kept = read
+    if storage.on_cpu and storage.habits.chunks and share.made:
+        kept = share.work.positions * share.made + share.work.samples * op.surplus * op.outputs
+    return Use(storage.element * kept if share.learns else 0.0, storage.element * moved)
 
 
 def matmul(op: MatMul, share: Share, storage: Storage) -> Use:
     """Both operands, the second taken to be one for each sample."""
     read = share.work.positions * op.inner + share.work.samples * op.inner * op.outputs
     return Use(storage.element * read, storage.element * (read + elements(op, share.work)))
-
-
-def scan(op: Scan, share: Share, storage: Storage) -> Use:
-    """Input and output for each channel, steps, and the two projections of the state; steps are one for each head, if
-    there are heads.
-    """
-    channels, steps = (op.width * op.heads, op.heads) if op.heads else (op.width, op.width)
-    numbers = storage.element * share.work.positions * (2 * channels + steps + 2 * op.state)
-    return Use(numbers, numbers)
 
 
 def loss_eager(op: Loss, share: Share, storage: Storage) -> Use:

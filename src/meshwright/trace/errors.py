@@ -12,6 +12,8 @@ from meshwright.errors import MeshwrightError
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 """What torch raises where a way depends on values that a fake tensor has not."""
+_NO_DATA = "its data is not allocated yet"
+"""What torch says where a tensor is made of others by their values."""
 _HERE, _TORCH = Path(__file__).parent, Path(torch.__file__).parent
 
 
@@ -27,7 +29,7 @@ def failure(error: Exception, running: str, kind: str) -> TraceError:
     """What went wrong in a forward pass, told for the user: `running` is the module's path, `kind` its class."""
     where = _where(traceback.extract_tb(error.__traceback__))
     module = f"module '{running}' ({kind})" if running else f"the model ({kind})"
-    if isinstance(error, DATA_DEPENDENT):
+    if isinstance(error, DATA_DEPENDENT) or _NO_DATA in str(error):
         op = getattr(error, "func", None)
         said = f" ({op})" if op is not None else ""
         return ValuesNeededError(

@@ -66,9 +66,7 @@ class Layout:
     @property
     def places(self) -> list[Place]:
         """All layers, in the order in which they run, those that are read first."""
-        found = {place.whole() for place in self._step_places.values()} | {
-            each.whole() for each in self._loose.values()
-        }
+        found = dict.fromkeys(place.whole() for place in (*self._step_places.values(), *self._loose.values()))
         waiting, ordered = sorted(found, key=lambda place: place.first), list[Place]()
         while waiting:
             ready = next((each for each in waiting if not any(read in waiting for read in each.reads)), waiting[0])

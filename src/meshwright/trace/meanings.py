@@ -25,6 +25,8 @@ POOLS = frozenset(
 )
 LOSSES = frozenset({"cross_entropy"})
 ATTENTION = "scaled_dot_product_attention"
+FINITE = {"isfinite": True, "isinf": False, "isnan": False}
+"""Functions that a model guards itself with, and what they say of numbers as they should be."""
 MULTI_HEAD = "multi_head_attention_forward"
 FUNCTIONS = ACTIVATIONS | NORMS.keys() | DROPOUTS | POOLS | LOSSES | {ATTENTION}
 """Functions of torch that are one operator, whatever they do inside."""

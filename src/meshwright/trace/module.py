@@ -109,8 +109,8 @@ def _run(built: nn.Module, inputs: Any, mode: FakeTensorMode, recorder: Recorder
         recorder.begin(built)
         try:
             _record(built, example, mode, recorder)
-        except TraceError as error:
-            if not waiting or isinstance(error, ValuesNeededError):
+        except TraceError:
+            if not waiting:
                 raise
             continue
         return example

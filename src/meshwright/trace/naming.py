@@ -44,14 +44,7 @@ class BlockNames:
         self.hugging = getattr(getattr(tree.modules[""], "config", None), "model_type", None) is not None
         self.names: dict[Container, str] = {}
         for container in containers:
-            self.names[container] = self._unique(self._name(container))
-
-    def _unique(self, name: str) -> str:
-        taken, number = set(self.names.values()), 2
-        unique = name
-        while unique in taken:
-            unique, number = f"{name}_{number}", number + 1
-        return unique
+            self.names[container] = _unique(self._name(container), set(self.names.values()))
 
     def _name(self, container: Container) -> str:
         words = [each for each in container.path.split(".") if each and not each.isdigit()]
@@ -87,13 +80,23 @@ def name_groups(places: Sequence[Place], tree: Tree, has_blocks: bool) -> None:
     groups = [place for place in places if not place.container]
     roots = [place for place in groups if not place.reads]
     main = _main_roots(places, roots) if has_blocks else {}
+    lists: dict[str, str] = {}
     for place in groups:
-        name = main.get(place) or _group_name(place, places, tree, has_blocks)
-        number, unique = 2, name
-        while unique.partition(".")[0] in taken and "." not in unique:
-            unique, number = f"{name}_{number}", number + 1
-        taken.add(unique)
-        place.name = unique
+        base, dot, number = (main.get(place) or _group_name(place, places, tree, has_blocks)).partition(".")
+        outer = place.modules[0].rpartition(".")[0] if dot and place.modules else ""
+        if not dot or outer not in lists:
+            base = _unique(base, taken)
+            taken.add(base)
+        base = lists.setdefault(outer, base) if dot else base
+        place.name = f"{base}{dot}{number}"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """A name that is not taken: 'merge', then 'merge_2'."""
+    unique, number = name, 2
+    while unique in taken:
+        unique, number = f"{name}_{number}", number + 1
+    return unique
 
 
 def _main_roots(places: Sequence[Place], roots: Sequence[Place]) -> dict[Place, str]:

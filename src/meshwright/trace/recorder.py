@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from meshwright.trace.meanings import FUNCTIONS, MULTI_HEAD, module_meaning
+from meshwright.trace.constants import Constants
+from meshwright.trace.meanings import FINITE, FUNCTIONS, MULTI_HEAD, module_meaning
 from meshwright.trace.tape import VIEWS, Call, Shape, Step, Tape, Value, words
 
 _COMPARES = frozenset({"ge", "le", "gt", "lt"})
@@ -32,6 +33,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.tape = Tape()
+        self.constants = Constants()
         self.modules: list[str] = [""]
         """Paths of the modules that run, outermost first."""
         self.call: Call | None = None
@@ -140,7 +142,7 @@ class Recorder:
     def recording(self) -> Iterator[None]:
         """Record what runs."""
         with ExitStack() as stack:
-            stack.enter_context(_Dispatch(self.record))
+            stack.enter_context(_Dispatch(self.record, self.constants))
             stack.enter_context(_Functions(self))
             yield
 
@@ -178,18 +180,27 @@ class Recorder:
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tells of every operation of torch."""
 
-    def __init__(self, tell: Callable[[OpOverload, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+    def __init__(
+        self,
+        tell: Callable[[OpOverload, tuple[Any, ...], dict[str, Any], Any], None],
+        constants: Constants | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tell = tell
+        self.tell, self.constants = tell, constants
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":  # most of what is dispatched asks for a device
             asked = func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor)
             return args[0].fake_device if asked else func(*args, **kwargs)
-        out = _grouped_product(args) if func.overloadpacket is torch.ops.aten._grouped_mm else func(*args, **kwargs)
+        out = self._run(func, args, kwargs)
         self.tell(func, args, kwargs, out)
         return out
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func.overloadpacket is torch.ops.aten._grouped_mm:
+            return _grouped_product(args)
+        return func(*args, **kwargs) if self.constants is None else self.constants.run(func, args, kwargs)
 
 
 class _Functions(TorchFunctionMode):
@@ -205,7 +216,10 @@ class _Functions(TorchFunctionMode):
         if name == MULTI_HEAD:
             return self._multi_head(func, args, kwargs)
         if name not in FUNCTIONS:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if name in FINITE:
+                self.recorder.constants.assume(result, FINITE[name])
+            return result
         with self.recorder.within(name, args, kwargs) as call:
             result = func(*args, **kwargs)
         self.recorder.finish(call, result)

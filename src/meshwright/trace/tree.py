@@ -78,7 +78,7 @@ def find_containers(tree: Tree, tape: Tape) -> list[Container]:
 
 
 def _below(path: str, tree: Tree, tape: Tape, ran: set[str], *, may_hold_stages: bool = True) -> Iterator[Container]:
-    blocks = _blocks(path, tree, ran)
+    blocks = _blocks(path, tree, ran, in_stage=not may_hold_stages)
     if blocks and _is_chain(blocks, tape):
         yield from _stages(path, blocks, tree, tape, ran) if may_hold_stages else [Container(path, blocks)]
         return
@@ -99,13 +99,15 @@ def _stages(path: str, blocks: tuple[str, ...], tree: Tree, tape: Tape, ran: set
         yield from (Container(each.path, each.blocks, (path, place)) for each in inner[block])
 
 
-def _blocks(path: str, tree: Tree, ran: set[str]) -> tuple[str, ...]:
-    """The modules of a list that may be blocks: those with modules and parameters inside, some of one class."""
+def _blocks(path: str, tree: Tree, ran: set[str], *, in_stage: bool) -> tuple[str, ...]:
+    """The modules of a list that may be blocks: those with modules and parameters inside, some of one class; one alone
+    where its list is no mere wrapper.
+    """
     if not tree.is_list(path):
         return ()
     blocks = [child for child in tree.children[path] if child in ran and tree.held[child] and tree.children[child]]
     kinds = {tree.kind(block) for block in blocks}
-    alone = len(blocks) == 1 and len(tree.children[path]) == 1 and tree.is_uncalled(path)
+    alone = len(blocks) == 1 and len(tree.children[path]) == 1 and (in_stage or tree.is_uncalled(path))
     return tuple(blocks) if alone or len(kinds) < len(blocks) else ()
 
 
