@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 4,
     "vocab_size": 2048,
 }
-SAMPLES, LENGTH, RANKS, STEPS = 8, 128, 4, 4
+SAMPLES, LENGTH, RANKS, STEPS = 8, 128, 4, 2
 FP32 = {"precision": {"compute": "fp32", "reduce": "fp32", "master": None}, "clip_norm": None}
 
 

@@ -26,12 +26,17 @@ class Constants:
 
     def __init__(self) -> None:
         self._values: dict[int, torch.Tensor] = {}
+        self._held: list[torch.Tensor] = []
+        """Keeps real tensors alive, so that no identity stands for two of them; the recorder keeps the others."""
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """A tensor's value, where it is a constant: a real tensor's is itself, as long as it is small."""
-        if not isinstance(tensor, FakeTensor) and type(tensor) is torch.Tensor and not tensor.is_meta:
-            return tensor.detach() if tensor.numel() <= _LARGEST else None
-        return self._values.get(id(tensor))
+        """A tensor's value, where it is a constant; of a small real one a copy, which may be written into."""
+        known = self._values.get(id(tensor))
+        if known is None and type(tensor) is torch.Tensor and not tensor.is_meta and tensor.numel() <= _LARGEST:
+            with _disable_current_modes():
+                known = self._values[id(tensor)] = tensor.detach().clone()
+            self._held.append(tensor)
+        return known
 
     def run(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """An operation without values, and its value besides, where all that it reads has some."""

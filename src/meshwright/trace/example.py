@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 
 from meshwright.trace.errors import TraceError
 from meshwright.trace.fake import fake_inputs
@@ -83,7 +84,7 @@ def _resized(module: nn.Module, inputs: Any, mode: FakeTensorMode) -> list[Examp
 
 def example_with_values(module: nn.Module, inputs: Any) -> Example:
     """Example inputs as they are, with their values; lengths of token ids are taken to be a recipe's to choose."""
-    arguments, keywords = _arguments(inputs)
+    arguments, keywords = tree_map(_copied, _arguments(inputs))
     given = Example(arguments, keywords, 1)
     tensors = list(given.tensors(module.forward))
     batches = {tensor.shape[0] for name, tensor in tensors if tensor.dim() and _is_ids(tensor)}
@@ -92,6 +93,10 @@ def example_with_values(module: nn.Module, inputs: Any) -> Example:
     names = _stream_names([name for name, _ in wanted])
     batch = batches.pop() if len(batches) == 1 else 1
     return Example(arguments, keywords, batch, {names[name]: length for name, length in wanted})
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _is_ids(tensor: torch.Tensor) -> bool:

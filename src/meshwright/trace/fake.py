@@ -124,11 +124,13 @@ def _copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def fake_inputs(inputs: Any, mode: FakeTensorMode) -> Any:
-    """Example inputs without values; whole numbers keep theirs, since a model may read them."""
+    """Example inputs without values; copies of whole numbers keep theirs, since a model may read them."""
 
     def fake(value: Any) -> Any:
-        keeps = not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex())
-        return value if keeps else fake_tensor(value.detach(), mode)
+        if not isinstance(value, torch.Tensor):
+            return value
+        keeps = not (value.is_floating_point() or value.is_complex())
+        return value.detach().clone() if keeps else fake_tensor(value.detach(), mode)
 
     return tree_map(fake, inputs)
 

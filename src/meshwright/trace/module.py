@@ -4,7 +4,7 @@ import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ def trace(module: ModuleLike | Callable[[], Any], inputs: Any = None, *, name: s
 def _recorded(module: Any, inputs: Any) -> tuple[nn.Module, Tape, Example]:
     """What was run, its tape, and what it was run with: without values where it goes."""
     mode, recorder = fake_mode(), Recorder()
-    with recorder.recording():
+    with recorder.recording(recorder.constants):
         built, inputs = _built(module, inputs, mode)
     try:
         example = _run(built, inputs, mode, recorder)
@@ -68,7 +68,7 @@ def _recorded(module: Any, inputs: Any) -> tuple[nn.Module, Tape, Example]:
         example = example_with_values(built, inputs)
         recorder.begin(built)
         with torch.random.fork_rng(devices=[]):
-            _record(built, example, nullcontext(), recorder)
+            _record(built, example, None, recorder)
     return built, recorder.tape, example
 
 
@@ -116,11 +116,13 @@ def _run(built: nn.Module, inputs: Any, mode: FakeTensorMode, recorder: Recorder
         return example
 
 
-def _record(built: nn.Module, example: Example, mode: AbstractContextManager[Any], recorder: Recorder) -> None:
+def _record(built: nn.Module, example: Example, mode: FakeTensorMode | None, recorder: Recorder) -> None:
+    """`mode` is none where the module runs with its values."""
+    constants = recorder.constants if mode is not None else None
     for name, tensor in example.tensors(built.forward):
         recorder.name_input(name, tensor)
-    with mode, torch.enable_grad(), told_apart():
-        with recorder.following(), recorder.recording():
+    with mode or nullcontext(), torch.enable_grad(), told_apart():
+        with recorder.following(), recorder.recording(constants):
             output = _forward(built, example, recorder)
         results = [each for each in _results(output) if each.requires_grad]
         recorder.tape.outputs = tuple(recorder.value(each) for each in results)

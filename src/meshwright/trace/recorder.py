@@ -139,10 +139,10 @@ class Recorder:
             self.tape.calls.append(call)
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record what runs."""
+    def recording(self, constants: Constants | None) -> Iterator[None]:
+        """Record what runs; without values, but for those of `constants`."""
         with ExitStack() as stack:
-            stack.enter_context(_Dispatch(self.record, self.constants))
+            stack.enter_context(_Dispatch(self.record, constants))
             stack.enter_context(_Functions(self))
             yield
 
