@@ -10,6 +10,13 @@ from meshwright.model.operators import Scan
 def scan(op: Scan, share: Share, storage: Storage) -> Use:
     """Input and output for each channel, steps, and the two projections of the state; steps are one for each head, if
     there are heads (what the kernels of the mamba-ssm package keep).
+
+    Ten positions of eight channels with 4 numbers each, in two bytes: (2 x 8 + 8 + 2 x 4) x 10 x 2.
+
+    >>> from meshwright.model.operators import Work
+    >>> share = Share(Scan(width=8, state=4), Work(1, 10, 10), learns=True, passes=True)
+    >>> scan(Scan(width=8, state=4), share, Storage()).kept
+    640
     """
     channels, steps = (op.width * op.heads, op.heads) if op.heads else (op.width, op.width)
     numbers = storage.element * share.work.positions * (2 * channels + steps + 2 * op.state)
