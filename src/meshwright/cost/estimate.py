@@ -95,7 +95,7 @@ def estimate_plan(inputs: Inputs, calibration: Calibration | None = None) -> Est
         placement.orders,
         [work.time() for work in stages.work],
         stages.links,
-        norm=stages.norm_seconds(),
+        norm=stages.norm,
         pools=_shared_pools(placement),
     )
     memory = plan_memory(placement)

@@ -89,9 +89,14 @@ class LayerSeconds(NamedTuple):
 
 
 def time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSeconds:
-    """One layer of a block, on the slowest kind of device of its group."""
-    kinds = tuple(machines(placement, block.group))
-    computing = placement.once(("seconds", block.likeness, kinds), lambda: _computing(placement, block))
+    """One layer of a block, on the slowest kind of device of its group; equal ones of groups that lie alike once."""
+    lent_to = id(placement.state_row(block, block.row)) if block.lends else None
+    key = ("layer", block.likeness, wires.lie(block.group), lent_to)
+    return placement.once(key, lambda: _time_layer(placement, wires, block))
+
+
+def _time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSeconds:
+    computing = _computing(placement, block)
     forward, backward, update, once = OneWay(), OneWay(), Spent(), list[Flow]()
     forward.spent.add("forward", computing.forward)
     backward.spent.add_all({"recompute": computing.recompute, "backward": computing.backward})

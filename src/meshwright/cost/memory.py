@@ -140,7 +140,7 @@ def _row_states(placement: Placement, block: Block, row: Row, held: Parameters) 
     """Where the optimizer is on the host, so are gradients that are scattered after each micro-batch (Ren 2021)."""
     recipe, widths = placement.recipe, widths_of(placement)
     sharding = sharding_of(row, placement.group(block.group).mesh)
-    scattered = placement.plan.execution.sync == "each" and sharding.state in ("zero2", "zero3")
+    scattered = sharding.scatters(placement.plan.execution.sync)
     kept = recipe.optimizer.moments * BYTES[recipe.optimizer.state] + master_bytes(recipe)
     whole, gradients = widths.element * held.all, widths.gradient * held.learning
     away = sharding.state == "zero3" or row.offload.parameters is not None

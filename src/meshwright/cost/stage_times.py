@@ -1,7 +1,7 @@
 """What each stage of a plan spends its time on, by micro-batch and at the end of a step, and how groups are joined."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from meshwright.cost.collectives import TRAFFIC, Way, seconds
 from meshwright.cost.flows import Flow, Kind
@@ -56,9 +56,12 @@ class Stages:
         self.placement, self.wires = placement, Wires(placement)
         self.work = [self._stage(number) for number in range(len(placement.plan.stages))]
         self.links = self._edges()
-        for collective in (*tied_collectives(placement), *whole_step(placement)):
+        at_end = [*tied_collectives(placement), *whole_step(placement)]
+        for collective in at_end:
             if collective.purpose != "norm":
                 self._once(collective)
+        self.norm = self._norm_seconds(one for one in at_end if one.purpose == "norm")
+        """Seconds of the gradient norm's reduction, for which all groups wait; none where nothing is clipped."""
 
     def _stage(self, stage: int) -> StageWork:
         work, placement, group = StageWork(), self.placement, self.placement.plan.stages[stage].on
@@ -137,13 +140,12 @@ class Stages:
         members = (collective.span, *dict(placement.ties)[collective.span])
         return tied_ranks(placement.plan, [placement.placed(name) for name in members])
 
-    def norm_seconds(self) -> float | None:
-        """The reduction of the gradient norm over all ranks, all of it latency; none where nothing is clipped."""
+    def _norm_seconds(self, reductions: Iterable[Collective]) -> float | None:
+        """Over all ranks, all of it latency."""
         if self.placement.recipe.clip_norm is None:
             return None
-        norm = [one for one in whole_step(self.placement) if one.purpose == "norm"]
-        network = self.wires.network
-        return sum(seconds(one.kind, 0.0, len(one.ranks), Way(math.inf, network.latency(one.ranks))) for one in norm)
+        latency = self.wires.network.latency
+        return sum(seconds(one.kind, 0.0, len(one.ranks), Way(math.inf, latency(one.ranks))) for one in reductions)
 
 
 def _pass(spent: Spent, ways: Sequence[OneWay], streams: Streams) -> None:

@@ -5,7 +5,6 @@ from meshwright.cost.flows import Flow
 from meshwright.cost.moves import pairs
 from meshwright.cost.placement import Placement
 from meshwright.plan.groups import axis_groups
-from meshwright.plan.spec import Group
 
 
 class Wires:
@@ -23,17 +22,21 @@ class Wires:
     def way(self, group: str, axes: tuple[str, ...], traffic: Traffic) -> tuple[Way, int]:
         """What the slowest process group over some axes gets, and its ranks."""
         found, network = self.placement.group(group), self.network
-        lie = self.placement.once(("lie", group), lambda: self._lie(found))
 
         def slowest() -> tuple[Way, int]:
             lists = axis_groups(found, axes)
             return network.slowest(lists, traffic), len(lists[0])
 
-        return self.placement.once(("way", lie, axes, traffic), slowest)
+        return self.placement.once(("way", self.lie(group), axes, traffic), slowest)
 
-    def _lie(self, group: Group) -> int:
+    def lie(self, group: str) -> int:
         """A number that is equal for groups of one mesh that lie alike in the cluster."""
-        return self.placement.number((self.network.pattern(group.devices), tuple(group.mesh.items())))
+        found, network = self.placement.group(group), self.network
+
+        def number() -> int:
+            return self.placement.number((network.pattern(found.devices), tuple(found.mesh.items())))
+
+        return self.placement.once(("lie", group), number)
 
     def crossing(self, source: str, target: str, size: float) -> float:
         """Seconds of a message of so many bytes for the busiest device, from one group to another."""
