@@ -18,7 +18,8 @@ from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.cost.placement import Placement
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Storage
-from meshwright.model.operators import Attention, Linear, Norm, Operator, Work
+from meshwright.model.operators import Attention, Linear, Norm, Operator
+from meshwright.model.work import Work
 from meshwright.plan.spec import Save
 from meshwright.recipe.spec import Recipe
 from tests.cost.build import QUICK, inputs, llama

@@ -17,8 +17,8 @@ from meshwright.model.operators import (
     Operator,
     Router,
     Scan,
-    Work,
 )
+from meshwright.model.work import Work
 from tests.cost.build import QUICK
 
 OPERATORS: list[Operator] = [

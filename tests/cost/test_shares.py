@@ -19,10 +19,10 @@ from meshwright.model.operators import (
     Operator,
     Router,
     Scan,
-    Work,
 )
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spec import ModelSpec, Part
+from meshwright.model.work import Work
 from meshwright.recipe.spec import Lora
 from tests.cost.build import QUICK, gpt2, inputs, llama
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from meshwright.model.operators import Flops, Linear, work_of
+from meshwright.model.operators import Linear, work_of
 from meshwright.model.spec import ModelSpec
+from meshwright.model.work import Flops
 from meshwright.runtime.owners import parameter_owners
 from tests.model.samples import SAMPLES
 from tests.model.samples.build import BATCH, Sample

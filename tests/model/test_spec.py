@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from meshwright.errors import DocumentError
-from meshwright.model.operators import Attention, Convolution, Dropout, Linear, MatMul, Operator, Work, work_of
+from meshwright.model.operators import Attention, Convolution, Dropout, Linear, MatMul, Operator, work_of
 from meshwright.model.spec import ModelSpec
+from meshwright.model.work import Work
 
 LENGTHS = {"tokens": 6.0, "frames": 9.0}
 

@@ -17,7 +17,8 @@ from meshwright.cost.placement import Placement
 from meshwright.cost.products import Product, products
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Storage
-from meshwright.model.operators import Attention, Convolution, Dropout, Experts, Flops, Linear, Loss, Router
+from meshwright.model.operators import Attention, Convolution, Dropout, Experts, Linear, Loss, Router
+from meshwright.model.work import Flops
 from meshwright.plan.spec import Recompute, Save
 from meshwright.recipe.spec import BYTES, Recipe
 
@@ -84,7 +85,7 @@ def operator_seconds(share: Share, kernels: KernelSet, storage: Storage, machine
     """One operator, without recompute.
 
     >>> from meshwright.cost.kernels import KERNEL_SETS
-    >>> from meshwright.model.operators import Work
+    >>> from meshwright.model.work import Work
     >>> share = Share(Linear(inputs=1024, outputs=4096), Work(1, 512, 512), learns=True, passes=True)
     >>> operator_seconds(share, KERNEL_SETS["hf-sdpa"], Storage(), Machine(1e12, 1e12, 1e12))[:3]
     (0.004294967296, 0.0, 0.008589934592)

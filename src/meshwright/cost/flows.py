@@ -88,7 +88,7 @@ def _entering(share: Share, roles: Roles, kernels: KernelSet, element: float) ->
     positions x width bytes: 2 x 16 x 8.
 
     >>> from meshwright.cost.kernels import KERNEL_SETS
-    >>> from meshwright.model.operators import Work
+    >>> from meshwright.model.work import Work
     >>> share = Share(Linear(inputs=8, outputs=16), Work(1, 16, 16), learns=True, passes=True, enters=True)
     >>> roles = roles_of(Row(span="a", roles={"x": "tp"}), {"x": 4})
     >>> [(flow.kind, flow.when, flow.bytes) for flow in _entering(share, roles, KERNEL_SETS["hf-sdpa"], 2.0)]
@@ -114,7 +114,7 @@ def _leaving(share: Share, roles: Roles, element: float) -> list[Flow]:
     """What each tensor rank has a part of leaves a cut block: it is summed, and scattered under `tp+sp` (the same
     sources). Each has element x positions x width bytes: 2 x 16 x 8.
 
-    >>> from meshwright.model.operators import Work
+    >>> from meshwright.model.work import Work
     >>> share = Share(Linear(inputs=4, outputs=8), Work(1, 16, 16), learns=True, passes=True, leaves=True)
     >>> roles = roles_of(Row(span="a", roles={"x": "tp+sp"}), {"x": 4})
     >>> [(flow.kind, flow.when, flow.bytes) for flow in _leaving(share, roles, 2.0)]
@@ -137,7 +137,7 @@ def _ring(core: Attention, share: Share, roles: Roles, element: float) -> list[F
     """Keys and values go once round the ring; in backward they do so again, and so do their gradients (Liu 2023,
     section 3). A message has element x keys x KV heads x (head + value) bytes: 2 x 4 x 2 x 16.
 
-    >>> from meshwright.model.operators import Work
+    >>> from meshwright.model.work import Work
     >>> core = Attention(heads=4, kv_heads=2, head_dim=8)
     >>> share = Share(core, Work(1, 4, 16), learns=False, passes=True, keys=4)
     >>> roles = roles_of(Row(span="a", roles={"x": "cp"}), {"x": 4})
@@ -157,7 +157,7 @@ def _ulysses(core: Attention, share: Share, roles: Roles, element: float) -> lis
     forward and four backward (Jacobs 2023, section 3.1). A rank holds element x positions x heads x head of each: of
     queries 2 x 16 x 4 x 8 bytes.
 
-    >>> from meshwright.model.operators import Work
+    >>> from meshwright.model.work import Work
     >>> core = Attention(heads=4, kv_heads=2, head_dim=8)
     >>> share = Share(core, Work(1, 16, 16), learns=False, passes=False, keys=16)
     >>> roles = roles_of(Row(span="a", roles={"x": "ulysses"}), {"x": 2})
@@ -177,7 +177,7 @@ def _dispatch(experts: Experts, share: Share, roles: Roles, element: float) -> l
     """Positions go to their experts and come back, once forward and once backward, evenly spread (Lepikhin 2020,
     section 3.2): element x positions x top-k x hidden bytes of a rank, 2 x 16 x 2 x 8.
 
-    >>> from meshwright.model.operators import Work
+    >>> from meshwright.model.work import Work
     >>> experts = Experts(count=4, top_k=2, hidden=8, ffn=24)
     >>> share = Share(experts, Work(1, 16, 16), learns=True, passes=True)
     >>> roles = roles_of(Row(span="a", roles={"x": "ep"}), {"x": 2})

@@ -4,17 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from meshwright.model.operators import (
-    Attention,
-    Convolution,
-    Experts,
-    Linear,
-    MatMul,
-    Operator,
-    Router,
-    Scan,
-    Work,
-)
+from meshwright.model.operators import Attention, Convolution, Experts, Linear, MatMul, Operator, Router, Scan
+from meshwright.model.work import Work
 
 
 class Product(NamedTuple):

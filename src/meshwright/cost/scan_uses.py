@@ -13,7 +13,7 @@ def scan(op: Scan, share: Share, storage: Storage) -> Use:
 
     Ten positions of eight channels with 4 numbers each, in two bytes: (2 x 8 + 8 + 2 x 4) x 10 x 2.
 
-    >>> from meshwright.model.operators import Work
+    >>> from meshwright.model.work import Work
     >>> share = Share(Scan(width=8, state=4), Work(1, 10, 10), learns=True, passes=True)
     >>> scan(Scan(width=8, state=4), share, Storage()).kept
     640

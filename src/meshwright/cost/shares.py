@@ -26,10 +26,10 @@ from meshwright.model.operators import (
     Rotary,
     Router,
     Scan,
-    Work,
     work_of,
 )
 from meshwright.model.spec import Part
+from meshwright.model.work import Work
 from meshwright.plan.spec import Row
 from meshwright.recipe.spec import Lora
 

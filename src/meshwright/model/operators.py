@@ -7,49 +7,13 @@ many positions a sample has. `{i}` in a path stands for the layer's index in its
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.document import Record
+from meshwright.model.work import Flops, Work
 from meshwright.units import Flag, NonNegativeInt, PositiveInt
-
-
-class Work(NamedTuple):
-    """How much passes through an operator: samples, positions per sample, and positions that attention looks at."""
-
-    samples: float
-    length: float
-    context: float
-
-    @property
-    def positions(self) -> float:
-        """Positions in all."""
-        return self.samples * self.length
-
-
-class Flops(NamedTuple):
-    """Matrix FLOPs of one operator, term by term: a multiply and an add count as two."""
-
-    forward: float = 0.0
-    """Of all the products, also those that a mask hides."""
-    by_input: float = 0.0
-    """Backward, for the gradients of what it reads."""
-    by_weight: float = 0.0
-    """Backward, for the gradients of its own parameters."""
-    masked: float = 0.0
-    """Of forward's, what an attention core's mask hides, and a kernel that knows the mask skips: half for a causal one,
-    more where a window is narrow. The same share of backward's is hidden.
-    """
-    again: float = 0.0
-    """What flash attention computes once more in backward instead of keeping the scores: the product of queries and
-    keys (Dao 2022, section 3.1).
-    """
-
-    @property
-    def backward(self) -> float:
-        """Without what is computed again."""
-        return self.by_input + self.by_weight
 
 
 class _Operator(Record):
@@ -95,7 +59,7 @@ class Linear(_Operator):
 
     def flops(self, work: Work) -> Flops:
         """2 · positions · inputs · outputs; as many for each of backward's two products."""
-        return _by_weights(2.0 * work.positions * self.inputs * self.outputs)
+        return Flops.by_weights(2.0 * work.positions * self.inputs * self.outputs)
 
 
 class Embedding(_Operator):
@@ -235,7 +199,7 @@ class Router(_Operator):
 
     def flops(self, work: Work) -> Flops:
         """2 · positions · hidden · experts; as many for each of backward's two products."""
-        return _by_weights(2.0 * work.positions * self.hidden * self.experts)
+        return Flops.by_weights(2.0 * work.positions * self.hidden * self.experts)
 
 
 class Experts(_Operator):
@@ -263,7 +227,7 @@ class Experts(_Operator):
 
     def flops(self, work: Work) -> Flops:
         """2 · positions · top_k · (2 or 3) · hidden · ffn; as many for each of backward's two products."""
-        return _by_weights(2.0 * work.positions * self.top_k * (3 if self.gated else 2) * self.hidden * self.ffn)
+        return Flops.by_weights(2.0 * work.positions * self.top_k * (3 if self.gated else 2) * self.hidden * self.ffn)
 
 
 class Convolution(_Operator):
@@ -293,7 +257,7 @@ class Convolution(_Operator):
         transposed one works by its input positions.
         """
         positions = work.samples * self.computed_positions(work)
-        return _by_weights(2.0 * positions * (self.inputs // self.groups) * self.outputs * math.prod(self.kernel))
+        return Flops.by_weights(2.0 * positions * (self.inputs // self.groups) * self.outputs * math.prod(self.kernel))
 
     def computed_positions(self, work: Work) -> float:
         """Positions of a sample that its product has a row for."""
@@ -418,11 +382,6 @@ Operator = Annotated[
     | Loss,
     Field(discriminator="op"),
 ]
-
-
-def _by_weights(forward: float) -> Flops:
-    """A product with a weight: backward has one for the input's gradient and one for the weight's."""
-    return Flops(forward, forward, forward)
 
 
 def work_of(operator: Operator, samples: float, lengths: Mapping[str, float], stream: str) -> Work:

@@ -4,9 +4,10 @@ from typing import Any
 
 from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.cost.saved import saved_bytes
-from meshwright.model.operators import Flops, Operator, work_of
+from meshwright.model.operators import Operator, work_of
 from meshwright.model.spans import span_names
 from meshwright.model.spec import LayerStack, ModelSpec
+from meshwright.model.work import Flops
 from meshwright.report.blocks import Block, Facts, Lines, table
 from meshwright.report.hazards import hazards
 from meshwright.units import show_bytes, show_count

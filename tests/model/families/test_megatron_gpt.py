@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from meshwright.model.hf_config import from_config
-from meshwright.model.operators import Flops, Norm, Rotary, work_of
+from meshwright.model.operators import Norm, Rotary, work_of
 from meshwright.model.resolve import from_catalog, resolve_model
 from meshwright.model.spec import ModelSpec
+from meshwright.model.work import Flops
 
 _SHAPE: dict[str, Any] = {
     "model_type": "megatron-gpt",

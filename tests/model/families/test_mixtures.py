@@ -7,9 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from meshwright.errors import DocumentError
 from meshwright.model.hf_config import from_config
-from meshwright.model.operators import Activation, Attention, Experts, Linear, Router, Scan, Work
+from meshwright.model.operators import Activation, Attention, Experts, Linear, Router, Scan
 from meshwright.model.resolve import from_catalog
 from meshwright.model.spec import ModelSpec
+from meshwright.model.work import Work
 from tests.model.samples.build import Sample
 from tests.model.samples.sparse import SPARSE
 
