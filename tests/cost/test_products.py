@@ -1,15 +1,18 @@
 """The shapes of products add up to the FLOPs of their operators, and no kernel beats its roofline."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.calibration import DeviceConstants
 from meshwright.cost.efficiency import Peaks, product_seconds, tile_waste
-from meshwright.cost.products import Product, products
+from meshwright.cost.products import Product, gradients, products
 from meshwright.model.operators import (
     Add,
     Attention,
+    Contrast,
     Convolution,
     Experts,
     Linear,
@@ -24,6 +27,9 @@ from tests.cost.build import QUICK
 OPERATORS: list[Operator] = [
     Linear(inputs=12, outputs=20),
     MatMul(inner=6, outputs=10),
+    MatMul(inner=6, outputs=10, gradients=1, cross="frames"),
+    MatMul(inner=6, outputs=10, gradients=0),
+    Contrast(width=6),
     Router(hidden=16, experts=4, top_k=2),
     Attention(heads=4, kv_heads=2, head_dim=8, value_dim=4, window=3),
     Experts(count=4, top_k=2, hidden=8, ffn=24),
@@ -42,9 +48,14 @@ def test_products_make_up_the_flops(operator: Operator) -> None:
     work = Work(2, 6, 10)
     found, flops = products(operator, work), operator.flops(work)
     assert sum(product.flops for product in found) == pytest.approx(flops.forward)
-    by_input = sum(product.by_input().flops for product in found)
-    by_weight = sum(product.by_weight().flops for product in found)
-    assert by_input + by_weight == pytest.approx(flops.backward)
+    backward = sum(product.flops for side in gradients(operator, found) for product in side)
+    assert backward == pytest.approx(flops.backward)
+
+
+def test_every_operator_with_flops_has_a_shape() -> None:
+    """An operator without one would take no time."""
+    kinds = get_args(get_args(Operator)[0])
+    assert {type(operator) for operator in OPERATORS} >= {kind for kind in kinds if "flops" in vars(kind)}
 
 
 sizes = st.integers(1, 5000)

@@ -14,7 +14,7 @@ from meshwright.cost.calibration import DeviceConstants
 from meshwright.cost.efficiency import Peaks, product_seconds
 from meshwright.cost.kernels import KernelSet
 from meshwright.cost.placement import Placement
-from meshwright.cost.products import Product, products
+from meshwright.cost.products import Product, gradients, products
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Storage
 from meshwright.model.operators import Attention, Convolution, Dropout, Experts, Linear, Loss, Router
@@ -119,7 +119,7 @@ def _products(share: Share, storage: Storage, machine: Machine) -> tuple[float, 
     def seconds(shapes: Iterable[Product]) -> float:
         return sum(product_seconds(shape, peaks, machine.reached, batched=batched) for shape in shapes)
 
-    both = seconds(shape.by_input() for shape in found), seconds(shape.by_weight() for shape in found)
+    both = tuple(seconds(side) for side in gradients(share.operator, found))
     has_weight = by_weights or isinstance(share.operator, Router)
     return (seconds(found), *(both if has_weight else (sum(both), 0.0)))
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from meshwright.model.operators import Attention, Convolution, Experts, Linear, MatMul, Operator, Router, Scan
+from meshwright.model.operators import Attention, Contrast, Convolution, Experts, Linear, MatMul, Operator, Router, Scan
 from meshwright.model.work import Work
 
 
@@ -36,7 +36,7 @@ class Product(NamedTuple):
 
 
 def products(operator: Operator, work: Work) -> tuple[Product, ...]:
-    """The products of a forward; each has two of backward, `by_input` and `by_weight`.
+    """The products of a forward; `gradients` are those of backward.
 
     >>> products(Linear(inputs=4, outputs=8), Work(2, 16, 16))
     (Product(rows=32, columns=8, inner=4, batch=1.0),)
@@ -54,8 +54,25 @@ def _linear(operator: Linear, work: Work) -> tuple[Product, ...]:
     return (Product(work.positions, operator.outputs, operator.inputs),)
 
 
+def gradients(operator: Operator, found: tuple[Product, ...]) -> tuple[tuple[Product, ...], tuple[Product, ...]]:
+    """Backward's products, for what stands on the left and on the right of each of these: both, but of a MatMul only as
+    many as operands want a gradient.
+
+    >>> product = Product(4, 8, 16)
+    >>> [len(side) for side in gradients(MatMul(inner=16, outputs=8, gradients=1), (product,))]
+    [1, 0]
+    """
+    wanted = operator.gradients if isinstance(operator, MatMul) else 2
+    left = tuple(product.by_input() for product in found) if wanted > 0 else ()
+    return left, tuple(product.by_weight() for product in found) if wanted > 1 else ()
+
+
 def _matmul(operator: MatMul, work: Work) -> tuple[Product, ...]:
-    return (Product(work.positions, operator.outputs, operator.inner),)
+    return (Product(work.positions, operator.outputs, operator.inner * (work.context if operator.cross else 1)),)
+
+
+def _contrast(operator: Contrast, work: Work) -> tuple[Product, ...]:
+    return (Product(work.samples, work.samples, operator.width),)
 
 
 def _router(operator: Router, work: Work) -> tuple[Product, ...]:
@@ -114,6 +131,7 @@ def _scan(operator: Scan, work: Work) -> tuple[Product, ...]:
 _SHAPES: dict[type, Callable[[Any, Work], tuple[Product, ...]]] = {
     Linear: _linear,
     MatMul: _matmul,
+    Contrast: _contrast,
     Router: _router,
     Attention: _core,
     Experts: _experts,
