@@ -1,7 +1,7 @@
 """BLOOM (transformers.models.bloom)."""
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import decoder_stacks, dropout, embedding_tie, language_head
+from meshwright.model.families.decoder import decoder_model, dropout, language_head
 from meshwright.model.families.heads import core, read_heads
 from meshwright.model.operators import Activation, Add, Embedding, Linear, Norm, Operator
 from meshwright.model.spec import ModelSpec
@@ -21,24 +21,22 @@ def bloom(config: Config, name: str) -> ModelSpec:
         Embedding(path="transformer.word_embeddings", rows=vocabulary, width=hidden, split="vocabulary"),
         _norm("transformer.word_embeddings_layernorm", hidden),
     ]
-    return ModelSpec(
-        name=name,
-        family="bloom",
-        source=config.source,
-        stacks=decoder_stacks(
-            embedding,
-            {"attention": _attention(config), "mlp": _mlp(config, hidden)},
-            language_head(_norm("transformer.ln_f", hidden), hidden, vocabulary, tied=tied),
-            layers=config.layers("n_layer"),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(
-                ("transformer.word_embeddings", "transformer.word_embeddings_layernorm"),
-                "transformer.h.{i}",
-                ("transformer.ln_f", "lm_head"),
-            ),
+    return decoder_model(
+        config,
+        name,
+        embedding,
+        {"attention": _attention(config), "mlp": _mlp(config, hidden)},
+        language_head(_norm("transformer.ln_f", hidden), hidden, vocabulary, tied=tied),
+        layers=config.layers("n_layer"),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(
+            ("transformer.word_embeddings", "transformer.word_embeddings_layernorm"),
+            "transformer.h.{i}",
+            ("transformer.ln_f", "lm_head"),
         ),
-        ties=embedding_tie("transformer.word_embeddings.weight", tied=tied),
+        family="bloom",
+        tied=tied,
     )
 
 

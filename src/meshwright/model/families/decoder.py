@@ -4,31 +4,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Literal, TypeAlias
 
+from meshwright.model.families.config import Config
 from meshwright.model.operators import Dropout, Linear, Loss, Norm, Operator
 from meshwright.model.spans import MAX_LAYERS
-from meshwright.model.spec import LayerStack, Part, Tie
+from meshwright.model.spec import LayerStack, ModelSpec, Part, Stream, Tie
 
 Block: TypeAlias = Mapping[str, Sequence[Operator]]
 """The operators of a block's parts, by their names."""
 
 
-def decoder_stacks(
+def decoder_model(
+    config: Config,
+    name: str,
     embedding: Sequence[Operator],
     blocks: Block | Sequence[Block],
     head: Sequence[Operator],
     *,
+    family: str,
     layers: int,
     hidden: int,
     vocabulary: int,
     modules: tuple[tuple[str, ...], str, tuple[str, ...]],
+    tied: bool,
+    limit: int | None = None,
+    shared: tuple[str, ...] = (),
     parallel: bool = False,
-) -> tuple[LayerStack, ...]:
+) -> ModelSpec:
     """`embed`, `decoder.0-n`, `head`, each reading the one before. `blocks` is what all layers are, or a block for each
-    layer, of which equal neighbours fold; `modules` the module paths of the three. `parallel`: what comes after
-    attention in a block reads what attention reads.
+    layer, of which equal neighbours fold; `modules` the module paths of the three, of which the first is the table of
+    words and the last the head's matrix, which may be `tied` to it. `limit`: positions that the model's tables reach.
+    `parallel`: what comes after attention in a block reads what attention reads.
     """
     first, path, last = modules
-    return (
+    stacks = (
         LayerStack(
             span="embed", modules=first, output=hidden, parts=(Part(name="embedding", operators=tuple(embedding)),)
         ),
@@ -40,6 +48,15 @@ def decoder_stacks(
             output=vocabulary,
             parts=(Part(name="head", operators=tuple(head)),),
         ),
+    )
+    return ModelSpec(
+        name=name,
+        family=family,
+        source=config.source,
+        streams={"tokens": Stream(limit=limit)},
+        stacks=stacks,
+        shared=shared,
+        ties=(Tie(name="embedding", owner=f"{first[0]}.weight", copies=(f"{last[-1]}.weight",)),) if tied else (),
     )
 
 
@@ -56,7 +73,7 @@ def block_stacks(
     parallel: bool = False,
 ) -> tuple[LayerStack, ...]:
     """`base.0-n` at the module path `path`: the first reads `reads`, each later one the one before it, and all of them
-    `side` besides. `blocks` and `parallel` as in `decoder_stacks`.
+    `side` besides. `blocks` and `parallel` as in `decoder_model`.
     """
     return tuple(
         LayerStack(
@@ -95,9 +112,9 @@ def language_head(
     return (*((norm,) if norm else ()), matrix, Loss(classes=vocabulary))
 
 
-def embedding_tie(owner: str, *, tied: bool, copy: str = "lm_head.weight") -> tuple[Tie, ...]:
-    """The head's matrix as a copy of the embedding's, where it is one."""
-    return (Tie(name="embedding", owner=owner, copies=(copy,)),) if tied else ()
+def paths(operators: Sequence[Operator]) -> tuple[str, ...]:
+    """Where the parameters of operators live."""
+    return tuple(operator.path for operator in operators if operator.path)
 
 
 def dropout(probability: float, width: int, of: Literal["hidden", "attention"], path: str) -> tuple[Dropout, ...]:

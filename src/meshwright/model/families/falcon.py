@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import Block, decoder_stacks, dropout, embedding_tie, language_head
+from meshwright.model.families.decoder import Block, decoder_model, dropout, language_head
 from meshwright.model.families.heads import Heads, core, read_heads
 from meshwright.model.operators import Activation, Add, Embedding, Linear, Norm, Operator, Rotary
 from meshwright.model.spec import ModelSpec
@@ -43,22 +43,20 @@ def falcon(config: Config, name: str) -> ModelSpec:
     hidden, vocabulary, kind = config.size("hidden_size"), config.size("vocab_size"), _kind(config)
     tied = config.flag("tie_word_embeddings", True)
     embed = Embedding(path="transformer.word_embeddings", rows=vocabulary, width=hidden, split="vocabulary")
-    return ModelSpec(
-        name=name,
+    return decoder_model(
+        config,
+        name,
+        [embed],
+        _block(config, kind, hidden),
+        language_head(_norm("transformer.ln_f", hidden), hidden, vocabulary, tied=tied),
+        layers=config.layers(),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(("transformer.word_embeddings",), "transformer.h.{i}", ("transformer.ln_f", "lm_head")),
+        parallel=kind.parallel,
         family="falcon",
-        source=config.source,
-        stacks=decoder_stacks(
-            [embed],
-            _block(config, kind, hidden),
-            language_head(_norm("transformer.ln_f", hidden), hidden, vocabulary, tied=tied),
-            layers=config.layers(),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(("transformer.word_embeddings",), "transformer.h.{i}", ("transformer.ln_f", "lm_head")),
-            parallel=kind.parallel,
-        ),
+        tied=tied,
         shared=("transformer.rotary_emb",),
-        ties=embedding_tie("transformer.word_embeddings.weight", tied=tied),
     )
 
 

@@ -1,10 +1,10 @@
 """GPT-2 (transformers.models.gpt2)."""
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import decoder_stacks, dropout, embedding_tie, language_head
+from meshwright.model.families.decoder import decoder_model, dropout, language_head
 from meshwright.model.families.heads import core, read_heads
 from meshwright.model.operators import Activation, Add, Embedding, Linear, Norm, Operator
-from meshwright.model.spec import ModelSpec, Stream
+from meshwright.model.spec import ModelSpec
 
 _AT = "transformer.h.{i}."
 ALIASES = {
@@ -23,25 +23,23 @@ def gpt2(config: Config, name: str) -> ModelSpec:
     hidden, vocabulary = config.size("n_embd"), config.size("vocab_size")
     tied = config.flag("tie_word_embeddings", True)
     norm = Norm(path="transformer.ln_f", kind="layer", width=hidden, bias=True)
-    return ModelSpec(
-        name=name,
-        family="gpt2",
-        source=config.source,
-        streams={"tokens": Stream(limit=config.size("n_positions", 1024))},
-        stacks=decoder_stacks(
-            _embedding(config, hidden, vocabulary),
-            {"attention": _attention(config, hidden), "mlp": _mlp(config, hidden)},
-            language_head(norm, hidden, vocabulary, tied=tied),
-            layers=config.layers("n_layer"),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(
-                ("transformer.wte", "transformer.wpe", "transformer.drop"),
-                "transformer.h.{i}",
-                ("transformer.ln_f", "lm_head"),
-            ),
+    return decoder_model(
+        config,
+        name,
+        _embedding(config, hidden, vocabulary),
+        {"attention": _attention(config, hidden), "mlp": _mlp(config, hidden)},
+        language_head(norm, hidden, vocabulary, tied=tied),
+        layers=config.layers("n_layer"),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(
+            ("transformer.wte", "transformer.wpe", "transformer.drop"),
+            "transformer.h.{i}",
+            ("transformer.ln_f", "lm_head"),
         ),
-        ties=embedding_tie("transformer.wte.weight", tied=tied),
+        family="gpt2",
+        tied=tied,
+        limit=config.size("n_positions", 1024),
     )
 
 

@@ -1,7 +1,7 @@
 """GPT-NeoX and Pythia (transformers.models.gpt_neox)."""
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import Block, decoder_stacks, dropout, embedding_tie, language_head
+from meshwright.model.families.decoder import Block, decoder_model, dropout, language_head
 from meshwright.model.families.heads import core, read_heads, rotary_share
 from meshwright.model.operators import Activation, Add, Embedding, Linear, Norm, Operator, Rotary
 from meshwright.model.spec import ModelSpec
@@ -28,26 +28,24 @@ def gpt_neox(config: Config, name: str) -> ModelSpec:
         Embedding(path="gpt_neox.embed_in", rows=vocabulary, width=hidden, split="vocabulary"),
         *dropout(config.chance("hidden_dropout", 0.0), hidden, "hidden", "gpt_neox.emb_dropout"),
     ]
-    return ModelSpec(
-        name=name,
-        family="gpt_neox",
-        source=config.source,
-        stacks=decoder_stacks(
-            embedding,
-            _block(config, hidden, parallel=parallel),
-            language_head(norm, hidden, vocabulary, tied=tied),
-            layers=config.layers(),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(
-                ("gpt_neox.embed_in", "gpt_neox.emb_dropout"),
-                "gpt_neox.layers.{i}",
-                ("gpt_neox.final_layer_norm", "lm_head"),
-            ),
-            parallel=parallel,
+    return decoder_model(
+        config,
+        name,
+        embedding,
+        _block(config, hidden, parallel=parallel),
+        language_head(norm, hidden, vocabulary, tied=tied),
+        layers=config.layers(),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(
+            ("gpt_neox.embed_in", "gpt_neox.emb_dropout"),
+            "gpt_neox.layers.{i}",
+            ("gpt_neox.final_layer_norm", "lm_head"),
         ),
+        parallel=parallel,
+        family="gpt_neox",
+        tied=tied,
         shared=("gpt_neox.rotary_emb",),
-        ties=embedding_tie("gpt_neox.embed_in.weight", tied=tied),
     )
 
 

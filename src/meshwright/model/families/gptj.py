@@ -1,11 +1,11 @@
 """GPT-J (transformers.models.gptj)."""
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import decoder_stacks, dropout, embedding_tie, language_head
+from meshwright.model.families.decoder import decoder_model, dropout, language_head
 from meshwright.model.families.gpt2 import ALIASES
 from meshwright.model.families.heads import core, read_heads
 from meshwright.model.operators import Activation, Add, Embedding, Linear, Norm, Operator, Rotary
-from meshwright.model.spec import ModelSpec, Stream
+from meshwright.model.spec import ModelSpec
 
 _AT = "transformer.h.{i}."
 DEFAULTS = {
@@ -30,27 +30,25 @@ def gptj(config: Config, name: str) -> ModelSpec:
         Embedding(path="transformer.wte", rows=vocabulary, width=hidden, split="vocabulary"),
         *dropout(config.chance("embd_pdrop", 0.0), hidden, "hidden", "transformer.drop"),
     ]
-    return ModelSpec(
-        name=name,
-        family="gptj",
-        source=config.source,
-        streams={"tokens": Stream(limit=config.size("n_positions"))},
-        stacks=decoder_stacks(
-            embedding,
-            {"attention": _attention(config), "mlp": _mlp(config, hidden)},
-            language_head(norm, hidden, vocabulary, tied=tied, bias=True),
-            layers=config.layers("n_layer"),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(
-                ("transformer.wte", "transformer.drop"),
-                "transformer.h.{i}",
-                ("transformer.ln_f", "lm_head"),
-            ),
-            parallel=True,
+    return decoder_model(
+        config,
+        name,
+        embedding,
+        {"attention": _attention(config), "mlp": _mlp(config, hidden)},
+        language_head(norm, hidden, vocabulary, tied=tied, bias=True),
+        layers=config.layers("n_layer"),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(
+            ("transformer.wte", "transformer.drop"),
+            "transformer.h.{i}",
+            ("transformer.ln_f", "lm_head"),
         ),
+        parallel=True,
+        family="gptj",
+        tied=tied,
+        limit=config.size("n_positions"),
         shared=("transformer.rotary_emb",),
-        ties=embedding_tie("transformer.wte.weight", tied=tied),
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import Block, decoder_stacks, embedding_tie, language_head
+from meshwright.model.families.decoder import Block, decoder_model, language_head
 from meshwright.model.families.llama import AT, Style, added, attention, block_norm, gated_mlp
 from meshwright.model.families.mamba import mixer, read_mixer
 from meshwright.model.families.moe import mixture_parts, read_mixture
@@ -35,20 +35,18 @@ def jamba(config: Config, name: str) -> ModelSpec:
     config = config.completed(DEFAULTS, {"num_local_experts": "num_experts"})
     hidden, vocabulary, layers = config.size("hidden_size"), config.size("vocab_size"), config.layers()
     tied = config.flag("tie_word_embeddings", False)
-    return ModelSpec(
-        name=name,
+    return decoder_model(
+        config,
+        name,
+        [Embedding(path="model.embed_tokens", rows=vocabulary, width=hidden, split="vocabulary")],
+        _blocks(config, layers),
+        language_head(Norm(path="model.final_layernorm", kind="rms", width=hidden), hidden, vocabulary, tied=tied),
+        layers=layers,
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(("model.embed_tokens",), "model.layers.{i}", ("model.final_layernorm", "lm_head")),
         family="jamba",
-        source=config.source,
-        stacks=decoder_stacks(
-            [Embedding(path="model.embed_tokens", rows=vocabulary, width=hidden, split="vocabulary")],
-            _blocks(config, layers),
-            language_head(Norm(path="model.final_layernorm", kind="rms", width=hidden), hidden, vocabulary, tied=tied),
-            layers=layers,
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(("model.embed_tokens",), "model.layers.{i}", ("model.final_layernorm", "lm_head")),
-        ),
-        ties=embedding_tie("model.embed_tokens.weight", tied=tied),
+        tied=tied,
     )
 
 

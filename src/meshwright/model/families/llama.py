@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import Block, decoder_stacks, dropout, embedding_tie, language_head
+from meshwright.model.families.decoder import Block, decoder_model, dropout, language_head
 from meshwright.model.families.heads import Heads, core, read_heads
 from meshwright.model.operators import Activation, Add, Embedding, Linear, Norm, Operator, Rotary
 from meshwright.model.spec import ModelSpec
@@ -90,21 +90,19 @@ def rotary_decoder(
     embed = Embedding(path="model.embed_tokens", rows=vocabulary, width=hidden, split="vocabulary")
     last = Norm(path="model.norm", kind=norm, width=hidden, bias=norm == "layer")
     *head, loss = language_head(last, hidden, vocabulary, tied=tied, bias=head_bias)
-    return ModelSpec(
-        name=name,
+    return decoder_model(
+        config,
+        name,
+        [embed, *after_embedding],
+        blocks,
+        [*head, *after_logits, loss],
+        layers=config.layers(),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(("model.embed_tokens",), "model.layers.{i}", ("model.norm", "lm_head")),
         family=family,
-        source=config.source,
-        stacks=decoder_stacks(
-            [embed, *after_embedding],
-            blocks,
-            [*head, *after_logits, loss],
-            layers=config.layers(),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(("model.embed_tokens",), "model.layers.{i}", ("model.norm", "lm_head")),
-        ),
+        tied=tied,
         shared=("model.rotary_emb",),
-        ties=embedding_tie("model.embed_tokens.weight", tied=tied),
     )
 
 

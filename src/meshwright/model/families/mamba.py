@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import decoder_stacks, embedding_tie, language_head
+from meshwright.model.families.decoder import decoder_model, language_head
 from meshwright.model.operators import Activation, Add, Convolution, Embedding, Linear, Norm, Operator, Parameter, Scan
 from meshwright.model.spec import ModelSpec
 
@@ -78,20 +78,18 @@ def _model(config: Config, name: str, family: str, body: list[Operator]) -> Mode
     hidden, vocabulary = config.size("hidden_size"), config.size("vocab_size")
     tied = config.flag("tie_word_embeddings", True)
     before, last = (Norm(path=path, kind="rms", width=hidden) for path in (f"{_AT}norm", "backbone.norm_f"))
-    return ModelSpec(
-        name=name,
+    return decoder_model(
+        config,
+        name,
+        [Embedding(path="backbone.embeddings", rows=vocabulary, width=hidden, split="vocabulary")],
+        {"mixer": [before, *body, Add(width=hidden)]},
+        language_head(last, hidden, vocabulary, tied=tied),
+        layers=config.layers(),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(("backbone.embeddings",), "backbone.layers.{i}", ("backbone.norm_f", "lm_head")),
         family=family,
-        source=config.source,
-        stacks=decoder_stacks(
-            [Embedding(path="backbone.embeddings", rows=vocabulary, width=hidden, split="vocabulary")],
-            {"mixer": [before, *body, Add(width=hidden)]},
-            language_head(last, hidden, vocabulary, tied=tied),
-            layers=config.layers(),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(("backbone.embeddings",), "backbone.layers.{i}", ("backbone.norm_f", "lm_head")),
-        ),
-        ties=embedding_tie("backbone.embeddings.weight", tied=tied),
+        tied=tied,
     )
 
 

@@ -4,10 +4,10 @@ Module paths are those of Megatron-Core's GPTModel with the local layer spec (me
 """
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import decoder_stacks, dropout, embedding_tie
+from meshwright.model.families.decoder import decoder_model, dropout, paths
 from meshwright.model.families.heads import Heads, core, read_heads
 from meshwright.model.operators import Activation, Add, Embedding, Linear, Loss, Norm, Operator, Rotary
-from meshwright.model.spec import ModelSpec, Stream
+from meshwright.model.spec import ModelSpec
 
 _AT = "decoder.layers.{i}."
 _NORMS = ("LayerNorm", "RMSNorm")
@@ -32,30 +32,28 @@ def megatron_gpt(config: Config, name: str) -> ModelSpec:
     table = positions == "learned_absolute"
     learned = config.size("max_position_embeddings", config.optional_size("seq_length")) if table else None
     embedding = _embedding(config, hidden, vocabulary, learned)
-    return ModelSpec(
-        name=name,
-        family="megatron-gpt",
-        source=config.source,
-        streams={"tokens": Stream(limit=learned)},
-        stacks=decoder_stacks(
-            embedding,
-            {"attention": _attention(config, heads, turned=positions == "rope"), "mlp": _mlp(config, hidden)},
-            [
-                _norm(config, "decoder.final_layernorm", hidden),
-                Linear(path="output_layer", inputs=hidden, outputs=vocabulary, split="column", tied=tied),
-                Loss(classes=vocabulary),
-            ],
-            layers=config.layers("num_layers"),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(
-                tuple(operator.path for operator in embedding if operator.path),
-                "decoder.layers.{i}",
-                ("decoder.final_layernorm", "output_layer"),
-            ),
+    return decoder_model(
+        config,
+        name,
+        embedding,
+        {"attention": _attention(config, heads, turned=positions == "rope"), "mlp": _mlp(config, hidden)},
+        [
+            _norm(config, "decoder.final_layernorm", hidden),
+            Linear(path="output_layer", inputs=hidden, outputs=vocabulary, split="column", tied=tied),
+            Loss(classes=vocabulary),
+        ],
+        layers=config.layers("num_layers"),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(
+            paths(embedding),
+            "decoder.layers.{i}",
+            ("decoder.final_layernorm", "output_layer"),
         ),
+        family="megatron-gpt",
+        tied=tied,
+        limit=learned,
         shared=("rotary_pos_emb",) if positions == "rope" else (),
-        ties=embedding_tie("embedding.word_embeddings.weight", tied=tied, copy="output_layer.weight"),
     )
 
 

@@ -1,10 +1,10 @@
 """MPT (transformers.models.mpt)."""
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import decoder_stacks, dropout, embedding_tie, language_head
+from meshwright.model.families.decoder import decoder_model, dropout, language_head
 from meshwright.model.families.heads import core, read_heads
 from meshwright.model.operators import Activation, Add, Embedding, Linear, Norm, Operator
-from meshwright.model.spec import ModelSpec, Stream
+from meshwright.model.spec import ModelSpec
 
 _AT = "transformer.blocks.{i}."
 DEFAULTS = {"vocab_size": 50368, "d_model": 2048, "n_heads": 16, "n_layers": 24, "max_seq_len": 2048}
@@ -25,21 +25,19 @@ def mpt(config: Config, name: str) -> ModelSpec:
     tied = config.flag("tie_word_embeddings", True)
     embed = Embedding(path="transformer.wte", rows=vocabulary, width=hidden, split="vocabulary")
     norm = Norm(path="transformer.norm_f", kind="layer", width=hidden)
-    return ModelSpec(
-        name=name,
+    return decoder_model(
+        config,
+        name,
+        [embed],
+        {"attention": _attention(config, inner), "mlp": _mlp(inner, hidden)},
+        language_head(norm, hidden, vocabulary, tied=tied),
+        layers=config.layers("n_layers"),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(("transformer.wte",), "transformer.blocks.{i}", ("transformer.norm_f", "lm_head")),
         family="mpt",
-        source=config.source,
-        streams={"tokens": Stream(limit=config.size("max_seq_len"))},
-        stacks=decoder_stacks(
-            [embed],
-            {"attention": _attention(config, inner), "mlp": _mlp(inner, hidden)},
-            language_head(norm, hidden, vocabulary, tied=tied),
-            layers=config.layers("n_layers"),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(("transformer.wte",), "transformer.blocks.{i}", ("transformer.norm_f", "lm_head")),
-        ),
-        ties=embedding_tie("transformer.wte.weight", tied=tied),
+        tied=tied,
+        limit=config.size("max_seq_len"),
     )
 
 

@@ -1,12 +1,10 @@
 """OPT (transformers.models.opt)."""
 
-from collections.abc import Sequence
-
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import decoder_stacks, dropout, embedding_tie
+from meshwright.model.families.decoder import decoder_model, dropout, paths
 from meshwright.model.families.heads import core, read_heads
 from meshwright.model.operators import Activation, Add, Embedding, Linear, Loss, Norm, Operator
-from meshwright.model.spec import ModelSpec, Stream
+from meshwright.model.spec import ModelSpec
 
 _AT = "model.decoder.layers.{i}."
 _OFFSET = 2
@@ -32,26 +30,20 @@ def opt(config: Config, name: str) -> ModelSpec:
     hidden, vocabulary = config.size("hidden_size"), config.size("vocab_size")
     narrow, tied = config.size("word_embed_proj_dim", hidden), config.flag("tie_word_embeddings", True)
     embedding, head = _embedding(config, hidden, narrow), _head(config, hidden, narrow, tied=tied)
-    return ModelSpec(
-        name=name,
+    return decoder_model(
+        config,
+        name,
+        embedding,
+        {"attention": _attention(config), "mlp": _mlp(config, hidden)},
+        head,
+        layers=config.layers(),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(paths(embedding), "model.decoder.layers.{i}", paths(head)),
         family="opt",
-        source=config.source,
-        streams={"tokens": Stream(limit=config.size("max_position_embeddings"))},
-        stacks=decoder_stacks(
-            embedding,
-            {"attention": _attention(config), "mlp": _mlp(config, hidden)},
-            head,
-            layers=config.layers(),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(_paths(embedding), "model.decoder.layers.{i}", _paths(head)),
-        ),
-        ties=embedding_tie("model.decoder.embed_tokens.weight", tied=tied),
+        tied=tied,
+        limit=config.size("max_position_embeddings"),
     )
-
-
-def _paths(operators: Sequence[Operator]) -> tuple[str, ...]:
-    return tuple(operator.path for operator in operators if operator.path)
 
 
 def _norm(config: Config, path: str, hidden: int) -> Norm:

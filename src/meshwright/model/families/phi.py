@@ -1,7 +1,7 @@
 """Phi 1 to 2 (transformers.models.phi), Phi 3 and 4 (phi3)."""
 
 from meshwright.model.families.config import Config
-from meshwright.model.families.decoder import decoder_stacks, dropout, embedding_tie, language_head
+from meshwright.model.families.decoder import decoder_model, dropout, language_head
 from meshwright.model.families.heads import Heads, core, read_heads, rotary_share
 from meshwright.model.families.llama import AT, Style, rotary_decoder, uniform_block
 from meshwright.model.operators import Activation, Add, Embedding, Linear, Norm, Operator, Rotary
@@ -50,26 +50,24 @@ def phi(config: Config, name: str) -> ModelSpec:
         Embedding(path="model.embed_tokens", rows=vocabulary, width=hidden, split="vocabulary"),
         *dropout(config.chance("embd_pdrop", 0.0), hidden, "hidden", "model.embed_dropout"),
     ]
-    return ModelSpec(
-        name=name,
-        family="phi",
-        source=config.source,
-        stacks=decoder_stacks(
-            embedding,
-            {"attention": _attention(config), "mlp": _mlp(config, hidden)},
-            language_head(norm, hidden, vocabulary, tied=tied, bias=True),
-            layers=config.layers(),
-            hidden=hidden,
-            vocabulary=vocabulary,
-            modules=(
-                ("model.embed_tokens", "model.embed_dropout"),
-                "model.layers.{i}",
-                ("model.final_layernorm", "lm_head"),
-            ),
-            parallel=True,
+    return decoder_model(
+        config,
+        name,
+        embedding,
+        {"attention": _attention(config), "mlp": _mlp(config, hidden)},
+        language_head(norm, hidden, vocabulary, tied=tied, bias=True),
+        layers=config.layers(),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        modules=(
+            ("model.embed_tokens", "model.embed_dropout"),
+            "model.layers.{i}",
+            ("model.final_layernorm", "lm_head"),
         ),
+        parallel=True,
+        family="phi",
+        tied=tied,
         shared=("model.rotary_emb",),
-        ties=embedding_tie("model.embed_tokens.weight", tied=tied),
     )
 
 
