@@ -14,16 +14,9 @@ from meshwright.model.hf_config import from_config
 from meshwright.model.operators import Attention
 from meshwright.model.resolve import CATALOG, catalog_names, from_catalog, resolve_model
 from tests.model.samples.build import as_published
+from tests.model.samples.dense import LLAMA
 
-_SMALL_LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-}
-_QWEN2 = _SMALL_LLAMA | {"model_type": "qwen2", "num_hidden_layers": 2, "num_key_value_heads": 2}
+_QWEN2 = LLAMA | {"model_type": "qwen2", "num_hidden_layers": 2, "num_key_value_heads": 2}
 _MEGATRON = {
     "model_type": "megatron-gpt",
     "hidden_size": 32,
@@ -92,14 +85,14 @@ def test_grouped_heads_are_told_apart() -> None:
     [
         ({"model_type": "llamas"}, "model_type: 'llamas' is no family that is known; did you mean 'llama'?"),
         ({}, "model_type: required key is missing"),
-        ({k: v for k, v in _SMALL_LLAMA.items() if k != "hidden_size"}, "hidden_size: required key is missing"),
-        (_SMALL_LLAMA | {"vocab_size": -1}, "vocab_size: must be a whole number from 1"),
-        (_SMALL_LLAMA | {"num_hidden_layers": "3"}, "num_hidden_layers: must be a whole number from 1"),
-        (_SMALL_LLAMA | {"num_attention_heads": 5}, "num_attention_heads: 5 heads do not divide hidden_size"),
-        (_SMALL_LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads: 3 KV heads do not divide"),
-        (_SMALL_LLAMA | {"attention_dropout": 1.5}, "attention_dropout: must be a probability"),
-        (_SMALL_LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings: must be true or false"),
-        (_SMALL_LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers: must be a whole number from 1 to 10,000"),
+        ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size: required key is missing"),
+        (LLAMA | {"vocab_size": -1}, "vocab_size: must be a whole number from 1"),
+        (LLAMA | {"num_hidden_layers": "3"}, "num_hidden_layers: must be a whole number from 1"),
+        (LLAMA | {"num_attention_heads": 5}, "num_attention_heads: 5 heads do not divide hidden_size"),
+        (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads: 3 KV heads do not divide"),
+        (LLAMA | {"attention_dropout": 1.5}, "attention_dropout: must be a probability"),
+        (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings: must be true or false"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers: must be a whole number from 1 to 10,000"),
         ({"model_type": "gpt2", "n_embd": 8, "hidden_size": 9}, "hidden_size: 9 contradicts n_embd, which is 8"),
         ({"model_type": "bloom", "n_head": 4, "num_attention_heads": 8}, "8 contradicts n_head, which is 4"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention: only false is known"),

@@ -15,6 +15,8 @@ from meshwright.model.hf_config import from_config
 from meshwright.model.spec import ModelSpec
 
 BATCH, LENGTH = 2, 24
+NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+"""The usual ids lie outside of a small vocabulary."""
 
 
 def tokens(config: dict[str, Any], length: int = LENGTH) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tests.model.samples.build import Sample
+from tests.model.samples.build import NO_TOKENS, Sample
 
-_LLAMA: dict[str, Any] = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 48,
     "hidden_size": 32,
@@ -20,19 +20,17 @@ _GPT2: dict[str, Any] = {
     "n_layer": 3,
     "n_positions": 32,
 }
-_NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-"""The usual ids lie outside of a small vocabulary."""
-_MISTRAL = _LLAMA | {"model_type": "mistral", "num_key_value_heads": 2}
-_QWEN2 = _LLAMA | {"model_type": "qwen2", "num_key_value_heads": 2}
+_MISTRAL = LLAMA | {"model_type": "mistral", "num_key_value_heads": 2}
+_QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 2}
 _QWEN3 = _QWEN2 | {"model_type": "qwen3", "head_dim": 16}
-_GEMMA = _LLAMA | {"model_type": "gemma", "head_dim": 16, "num_key_value_heads": 1}
+_GEMMA = LLAMA | {"model_type": "gemma", "head_dim": 16, "num_key_value_heads": 1}
 _GEMMA2 = _GEMMA | {"model_type": "gemma2", "num_hidden_layers": 4, "num_key_value_heads": 2, "sliding_window": 8}
 _GEMMA3 = _GEMMA2 | {"model_type": "gemma3_text", "num_hidden_layers": 8}
-_OLMO2 = _LLAMA | _NO_TOKENS | {"model_type": "olmo2"}
-_PHI = _LLAMA | _NO_TOKENS | {"model_type": "phi"}
-_PHI3 = _LLAMA | _NO_TOKENS | {"model_type": "phi3", "num_key_value_heads": 2}
-_NEOX = _LLAMA | {"model_type": "gpt_neox"}
-_GPTJ = _GPT2 | _NO_TOKENS | {"model_type": "gptj", "rotary_dim": 4}
+_OLMO2 = LLAMA | NO_TOKENS | {"model_type": "olmo2"}
+_PHI = LLAMA | NO_TOKENS | {"model_type": "phi"}
+_PHI3 = LLAMA | NO_TOKENS | {"model_type": "phi3", "num_key_value_heads": 2}
+_NEOX = LLAMA | {"model_type": "gpt_neox"}
+_GPTJ = _GPT2 | NO_TOKENS | {"model_type": "gptj", "rotary_dim": 4}
 _OPT: dict[str, Any] = {
     "model_type": "opt",
     "vocab_size": 48,
@@ -43,7 +41,7 @@ _OPT: dict[str, Any] = {
     "max_position_embeddings": 32,
 }
 _BLOOM: dict[str, Any] = {"model_type": "bloom", "vocab_size": 48, "hidden_size": 32, "n_head": 4, "n_layer": 3}
-_FALCON = _NO_TOKENS | {
+_FALCON = NO_TOKENS | {
     "model_type": "falcon",
     "vocab_size": 48,
     "hidden_size": 32,
@@ -62,11 +60,11 @@ _MPT: dict[str, Any] = {
 }
 
 _VARIANTS: dict[str, dict[str, Any]] = {
-    "llama": _LLAMA,
-    "llama-few-kv-heads": _LLAMA | {"num_key_value_heads": 2},
-    "llama-wide-heads": _LLAMA | {"head_dim": 16},
-    "llama-tied": _LLAMA | {"tie_word_embeddings": True},
-    "llama-biases": _LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "llama": LLAMA,
+    "llama-few-kv-heads": LLAMA | {"num_key_value_heads": 2},
+    "llama-wide-heads": LLAMA | {"head_dim": 16},
+    "llama-tied": LLAMA | {"tie_word_embeddings": True},
+    "llama-biases": LLAMA | {"attention_bias": True, "mlp_bias": True},
     "gpt2": _GPT2,
     "gpt2-untied": _GPT2 | {"tie_word_embeddings": False},
     "gpt2-narrow-mlp": _GPT2 | {"n_inner": 24},

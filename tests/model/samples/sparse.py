@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from tests.model.samples.build import Sample
+from tests.model.samples.build import NO_TOKENS, Sample
 
-_NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-"""The usual ids lie outside of a small vocabulary."""
-_SMALL: dict[str, Any] = _NO_TOKENS | {
+_SMALL: dict[str, Any] = NO_TOKENS | {
     "vocab_size": 48,
     "hidden_size": 32,
     "intermediate_size": 40,
@@ -49,7 +47,7 @@ _DEEPSEEK3 = _DEEPSEEK2 | {
     "topk_group": 2,
     "num_nextn_predict_layers": 1,
 }
-_MAMBA = _NO_TOKENS | {
+_MAMBA = NO_TOKENS | {
     "model_type": "mamba",
     "vocab_size": 48,
     "hidden_size": 32,

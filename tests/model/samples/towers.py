@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from tests.model.samples.build import BATCH, LENGTH, Sample, tokens
+from tests.model.samples.dense import LLAMA
 
 SOURCE, TARGET = 20, 12
 
@@ -93,15 +94,7 @@ _CLIP_TEXT = {
     "max_position_embeddings": 30,
 }
 _CLIP = {"model_type": "clip", "vision_config": _CLIP_VISION, "text_config": _CLIP_TEXT, "projection_dim": 20}
-_TEXT = {
-    "model_type": "llama",
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+_TEXT = LLAMA | {"num_key_value_heads": 2}
 _LLAVA = {"model_type": "llava", "vision_config": _CLIP_VISION, "text_config": _TEXT, "image_token_index": 40}
 _LLAVA_SIGLIP = _LLAVA | {
     "vision_config": _CLIP_VISION | {"model_type": "siglip_vision_model", "vision_use_head": False},
