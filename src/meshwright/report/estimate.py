@@ -51,4 +51,4 @@ def _many(count: int, noun: str, more: str = "s") -> str:
 def _step(found: Estimate) -> Block:
     parts = {part: seconds for part, seconds in found.parts.items() if seconds} | {"step": found.step_time_s}
     rows = [(part, show_seconds(seconds), f"{seconds / found.step_time_s:.1%}") for part, seconds in parts.items()]
-    return table("time of the busiest stage", "part | >time | >share", rows, total=True)
+    return table("time of the busiest group", "part | >time | >share", rows, total=True)
