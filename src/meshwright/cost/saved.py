@@ -1,14 +1,17 @@
 """What layers of a model keep from forward to backward, by kernel set, before any plan cuts them."""
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from meshwright.cluster.spec import Dtype
 from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.cost.shares import Extent, Learning, Share, Ways, layer_shares
 from meshwright.cost.uses import Storage, Use, storage_of
 from meshwright.model.operators import Attention, Linear, Rotary
 from meshwright.model.spec import Layer, LayerStack, ModelSpec
 from meshwright.recipe.spec import BYTES
+
+if TYPE_CHECKING:
+    from meshwright.cluster.spec import Dtype
 
 
 def saved_bytes(
@@ -17,7 +20,7 @@ def saved_bytes(
     kernels: str,
     lengths: Mapping[str, int],
     *,
-    dtype: Dtype = "bf16",
+    dtype: "Dtype" = "bf16",
     backend: str = "nccl",
     samples: float = 1.0,
 ) -> float:

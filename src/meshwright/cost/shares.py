@@ -6,7 +6,7 @@ heads. A rank's parameters and FLOPs then come from the same functions as the mo
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from meshwright.cost.reads import Reads
 from meshwright.document import Record
@@ -30,8 +30,10 @@ from meshwright.model.operators import (
 )
 from meshwright.model.spec import Part
 from meshwright.model.work import Work
-from meshwright.plan.spec import Row
-from meshwright.recipe.spec import Lora
+
+if TYPE_CHECKING:  # describing a model starts without the documents of plans and recipes
+    from meshwright.plan.spec import Row
+    from meshwright.recipe.spec import Lora
 
 _Kind = TypeVar("_Kind", bound=Record)
 
@@ -49,7 +51,7 @@ class Ways(NamedTuple):
     experts: int = 1
 
 
-def split_ways(row: Row, mesh: Mapping[str, int]) -> Ways:
+def split_ways(row: "Row", mesh: Mapping[str, int]) -> Ways:
     """The ways of a row on a mesh. `ep` ranks each bring their own samples, as `dp` ranks do."""
 
     def product(*splits: str) -> int:
@@ -65,7 +67,7 @@ def split_ways(row: Row, mesh: Mapping[str, int]) -> Ways:
     )
 
 
-def batch_axes(row: Row) -> tuple[str, ...]:
+def batch_axes(row: "Row") -> tuple[str, ...]:
     """The axes over which a row's samples are divided: `dp`, and `ep`, whose ranks exchange positions themselves."""
     return row.axes("dp", "ep")
 
@@ -83,7 +85,7 @@ class Learning(NamedTuple):
 
     trains: bool = True
     fed: bool = True
-    lora: Lora | None = None
+    lora: "Lora | None" = None
     holds_copies: bool = False
     """True where a tied weight is a copy of its own here, because its owner is on another group."""
 
