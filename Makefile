@@ -15,13 +15,16 @@ PIP := -m pip install -qq --no-input --disable-pip-version-check
 WANTED := pyproject.toml constraints.txt src/meshwright/version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-gpu lint clean another-torch
+.PHONY: help venv demo accuracy test test-gpu lint clean another-torch
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.stamp ## a small model described, estimated, and trained on 4 CPU processes
 	@.venv/bin/python examples/demo/demo.py
+
+accuracy: .venv/.stamp ## the tables of docs/accuracy.md, from the measurements that come with the package
+	@$(RUN) meshwright validate --docs docs/accuracy.md
 
 test: lint .venv-base/.stamp ## lint, then the whole test suite
 	@$(RUN) pytest

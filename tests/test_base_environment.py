@@ -24,6 +24,7 @@ VERBS: dict[str, set[str]] = {
     "check examples/demo/plan.yaml --json": {"numpy"},
     "diff examples/demo/plan.yaml examples/demo/plan.yaml": set(),
     "schema plan": set(),
+    "validate --source fms_fsdp --calibration ideal": {"numpy"},
     "doctor": {"torch", "numpy"},
 }
 

@@ -99,7 +99,7 @@ def test_json_is_one_document_and_nothing_else(verb: tuple[str, ...]) -> None:
     assert isinstance(as_json(*verb), dict)
 
 
-@pytest.mark.parametrize("noun", ["plan", "model", "cluster", "recipe"])
+@pytest.mark.parametrize("noun", ["plan", "model", "cluster", "recipe", "calibration"])
 def test_schema_prints_the_json_schema_of_each_document(noun: str) -> None:
     code, out, err = run("schema", noun)
     assert (code, err) == (0, "")
@@ -190,6 +190,43 @@ def test_check_exits_with_1_where_a_plan_does_not_fit_and_says_where_when_and_by
     assert code == 1
     said = r"does not fit: .* GiB of 79.6 GiB on the fullest device \(stage 0 on group a, at \w+\), .* too many"
     assert re.match(said, out)
+
+
+def test_check_judges_by_the_calibration_that_is_given(plan: Path) -> None:
+    """Whose runtime alone takes more than the device has."""
+    assert as_json("check", str(plan), "--calibration", "ideal")["verdict"] == "fits"
+    hungry = plan.with_name("hungry.yaml")
+    hungry.write_text("meshwright_calibration: 1\nname: hungry\nsource: this test\nothers: {context: [1 TB, 1 TB]}\n")
+    data = as_json("check", str(plan), "--calibration", str(hungry), code=1)
+    assert data["verdict"] == "does-not-fit"
+
+
+def test_check_says_that_a_host_is_too_small_and_exits_with_1(plan: Path) -> None:
+    """Llama 3.1 405B, all of it offloaded, on one node of 2 TiB."""
+    large = plan.with_name("offloaded.yaml")
+    run("estimate", "--model", "llama-3.1-405b", "--cluster", "8xh100", "--seq", "4096", "--global-batch", "8", "--zero", "3", "--recompute", "full", "-o", str(large))  # fmt: skip
+    everything = "{optimizer: cpu, parameters: cpu, activations: cpu}"
+    large.write_text(re.sub(r"(- ?\{?span: .*?)(\}?)$", rf"\1, offload: {everything}\2", large.read_text(), flags=re.M))
+    data = as_json("check", str(large), code=1)
+    assert (data["verdict"], [host["fits"] for host in data["memory"]["hosts"]]) == ("does-not-fit", [False])
+    code, out, _ = run("check", str(large))
+    assert code == 1
+    assert re.match(
+        r"does not fit: .* TiB of 2 TiB on the host of node 0 of pool 'h100' \(stage 0, at \w+\), .* TiB too", out
+    )
+    assert "memory of one node's host, at its peak" in out
+
+
+def test_estimate_notes_what_check_warns_of(plan: Path) -> None:
+    """All streams of a T5 get the one length."""
+    few = ("--model", "t5-small", "--cluster", "1xh100", "--global-batch", "8")
+    data = as_json("estimate", *few, "--seq", "512", "-o", str(plan))
+    warned = [problem for problem in as_json("check", str(plan))["problems"] if problem["severity"] == "warning"]
+    assert [problem["rule"] for problem in warned] == ["streams-have-their-own-lengths"]
+    assert any("[streams-have-their-own-lengths]" in note for note in data["notes"])
+    by_stream = as_json("estimate", *few, "--seq", "source=512,target=128")
+    assert not any("[streams" in note for note in by_stream["notes"])
+    assert by_stream["step_time_s"] < data["step_time_s"]
 
 
 def test_check_exits_with_2_where_a_plan_is_bad_and_says_what_would_mend_it(plan: Path) -> None:

@@ -26,6 +26,8 @@ from tests.test_cli import COMMAND, ROOT, SMALL
         (("cluster", "no/such.yaml"), "cannot read no/such.yaml: No such file or directory"),
         (("check", "no/such.yaml"), "cannot read no/such.yaml: No such file or directory"),
         (("model", "gpt2", "--seq", "0"), "--seq: must be from 1 to 1,000,000,000,000,000 (got 0)"),
+        (("estimate", "--model", "gpt2", "--cluster", "cpu:4", "--seq", "5k", "--global-batch", "8"), "--seq: write a number, or one for each stream like 'source=512,target=128' (got '5k')"),
+        (("estimate", "--model", "gpt2", "--cluster", "cpu:4", "--seq", "tokens=8,tokens=9", "--global-batch", "8"), "--seq: write a number, or one for each stream like 'source=512,target=128' (got 'tokens=8,tokens=9')"),
         (("estimate",), "without a plan file, --model, --cluster, --seq, --global-batch must be given; see meshwright estimate --help"),
         (("estimate", *SMALL[:-1], "0"), "the options: global_batch: must be greater than 0 (got 0)"),
         (("estimate", *SMALL, "-o", "/no/such/folder/plan.yaml"), "cannot write /no/such/folder/plan.yaml: No such file or directory"),

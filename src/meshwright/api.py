@@ -73,16 +73,20 @@ def estimate(
     cluster: _ClusterLike | None = None,
     recipe: _RecipeLike | None = None,
     calibration: "str | Path | Calibration | None" = None,
+    order: str | Path | None = None,
 ) -> "Estimate":
     """The predicted time and memory of a plan, for what it names or what is given, with what devices reach by a
-    calibration (a file, or `ideal` for all of it); none: the public one. Raises PlanError where the plan has no
-    meaning, UnknownNameError, DocumentError.
+    calibration (a file, or `ideal` for all of it); none: the public one. `order` is a file with the table of an order,
+    as torch.distributed.pipelining writes it, in place of the plan's schedule. Raises PlanError where the plan has no
+    meaning or the order is another plan's, UnknownNameError, DocumentError.
     """
     from meshwright.cost.calibration import read_calibration
     from meshwright.cost.estimate import estimate_plan
+    from meshwright.cost.order_tables import read_orders
 
+    inputs = read_inputs(plan, model=model, cluster=cluster, recipe=recipe)
     reached = read_calibration(calibration) if calibration is not None else None
-    return estimate_plan(read_inputs(plan, model=model, cluster=cluster, recipe=recipe), reached)
+    return estimate_plan(inputs, reached, orders=read_orders(order, inputs.plan) if order is not None else None)
 
 
 def parallelize(

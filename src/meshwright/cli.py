@@ -27,6 +27,8 @@ app = typer.Typer(
 _MODEL = "A known name, a ModelSpec file, or a config.json or its folder."
 _MODULE = "A known name, a ModelSpec file, a config.json or its folder, or module:function for a torch module."
 _ZERO = "What dp, cp and ulysses shard: 1 optimizer states, 2 gradients too, 3 parameters too."
+_ORDER = "A table of actions, as torch's pipelining dumps it, in place of the plan's schedule."
+_SEQUENCE = "Positions per sample, without a recipe; by stream where a model has several."
 _TIMELINE = "Write the simulated step here, for ui.perfetto.dev."
 _CALIBRATION = "What devices and links reach of their peaks; ideal: all of them."
 _CLUSTER = "A shorthand (8xh100, 4x8xa100-80gb:ib400, cpu:4, local) or a file."
@@ -48,10 +50,25 @@ def _number(name: str, text: str) -> OptionInfo:
 _ESTIMATE_EXAMPLES = """Example: meshwright estimate plan.yaml
 
 Example: meshwright estimate --model llama-3-8b --cluster 8xh100 --seq 8192 --global-batch 64 --tp 2 -o plan.yaml"""
+_VALIDATE_EXAMPLES = """Example: meshwright validate
+
+Example: meshwright validate --source hagemann2023 --worst 3"""
+_MEASURED = "Files of measured rows; none: those that come with Meshwright."
+_DOCS = "Fill in the tables of this document, which says by markers where they go, and print nothing else."
 Scope = Literal["meaning", "runtime"]
+Noun = Literal["plan", "model", "cluster", "recipe", "calibration"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
 Recompute = Literal["none", "full", "selective"]
-Kernels = Literal["hf-eager", "hf-sdpa", "torch-compile", "megatron-fused", "megatron-flash"]
+Kernels = Literal[
+    "hf-eager",
+    "hf-sdpa",
+    "torch-compile",
+    "megatron-eager",
+    "megatron-fused",
+    "megatron-fused-eager",
+    "megatron-flash",
+    "megatron-flash-eager",
+]
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="NAME|PATH", help=_MODEL, autocompletion=_model_names)
 ]
@@ -159,7 +176,7 @@ def estimate(
     model: ModelOption = None,
     cluster: ClusterOption = None,
     recipe: RecipeOption = None,
-    seq: Annotated[Whole, _number("--seq", "Positions per sample, without a recipe.")] = None,
+    seq: Annotated[str | None, typer.Option("--seq", metavar="N|STREAM=N,...", help=_SEQUENCE)] = None,
     global_batch: Annotated[Whole, _number("--global-batch", "Samples per step, without a recipe.")] = None,
     tp: Annotated[Whole, _number("--tp", "Tensor-parallel ways.")] = None,
     pp: Annotated[Whole, _number("--pp", "Pipeline-parallel ways.")] = None,
@@ -169,6 +186,7 @@ def estimate(
     etp: Annotated[Whole, _number("--etp", "Tensor-parallel ways inside the experts, if not --tp.")] = None,
     dp: Annotated[Whole, _number("--dp", "Data-parallel ways, if not all that is left.")] = None,
     zero: Annotated[Whole, typer.Option("--zero", metavar="0|1|2|3", help=_ZERO)] = None,
+    shard: Annotated[Whole, _number("--shard", "Ranks that --zero shards over; the others are replicas.")] = None,
     micro_batch: Annotated[Whole, _number("--micro-batch", "Samples of a micro-batch for each dp rank.")] = None,
     micro_batches: Annotated[Whole, _number("--micro-batches", "A count, in place of --micro-batch.")] = None,
     recompute: Annotated[Recompute | None, typer.Option(help="What backward computes again.")] = None,
@@ -177,6 +195,7 @@ def estimate(
     schedule: Annotated[Schedule | None, typer.Option(help="The pipeline's schedule.")] = None,
     kernels: Annotated[Kernels | None, typer.Option(help="What the implementation fuses and keeps.")] = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="PATH", help="Write the plan here.")] = None,
+    order_table: Annotated[str | None, typer.Option("--order", metavar="CSV", help=_ORDER)] = None,
     timeline: Annotated[str | None, typer.Option("--timeline", metavar="PATH", help=_TIMELINE)] = None,
     calibration: Annotated[str | None, typer.Option("--calibration", metavar="PATH|ideal", help=_CALIBRATION)] = None,
     as_json: Json = False,
@@ -184,12 +203,14 @@ def estimate(
     """Predict the time and memory of a plan, or of the uniform plan that the options describe."""
     from meshwright.cost.calibration import read_calibration
     from meshwright.cost.estimate import estimate_plan
+    from meshwright.cost.order_tables import read_orders
     from meshwright.report.estimate import estimate_blocks, estimate_data
     from meshwright.report.screen import show
     from meshwright.request import Named, requested
 
     inputs = requested(plan, Named(model, cluster, recipe), context.params, output)
-    found = estimate_plan(inputs, read_calibration(calibration) if calibration else None)
+    orders = read_orders(order_table, inputs.plan) if order_table else None
+    found = estimate_plan(inputs, read_calibration(calibration) if calibration else None, orders=orders)
     if timeline:
         from meshwright.report.timeline import trace, write_trace
 
@@ -205,15 +226,18 @@ def check(
     model: ModelOption = None,
     cluster: ClusterOption = None,
     recipe: RecipeOption = None,
+    calibration: Annotated[str | None, typer.Option("--calibration", metavar="PATH|ideal", help=_CALIBRATION)] = None,
     groups: Annotated[bool, typer.Option("--groups", help="List the ranks of every process group too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Say whether a plan is sound and fits in memory. Exit code 0: yes; 1: it does not fit; 2: it is bad."""
+    from meshwright.cost.calibration import read_calibration
     from meshwright.plan.resolve import read_inputs
     from meshwright.report.check import check_blocks, check_data, judge
     from meshwright.report.screen import show
 
-    verdict = judge(read_inputs(plan, model=model, cluster=cluster, recipe=recipe), scope)
+    inputs = read_inputs(plan, model=model, cluster=cluster, recipe=recipe)
+    verdict = judge(inputs, scope, read_calibration(calibration) if calibration else None)
     show(as_json, lambda: check_data(verdict, groups), lambda: check_blocks(verdict, groups))
     raise typer.Exit(_EXIT_CODES[verdict.judgement])
 
@@ -235,6 +259,34 @@ def diff(
     raise typer.Exit(1 if changes else 0)
 
 
+@app.command(short_help="Compare predictions with published measurements.", epilog=_VALIDATE_EXAMPLES)
+def validate(
+    files: Annotated[list[str] | None, typer.Argument(metavar="[CSV]...", help=_MEASURED)] = None,
+    *,
+    calibration: Annotated[str | None, typer.Option("--calibration", metavar="PATH|ideal", help=_CALIBRATION)] = None,
+    source: Annotated[list[str] | None, typer.Option("--source", metavar="NAME", help="Its rows alone.")] = None,
+    worst: Annotated[int, _number("--worst", "Explain so many of the worst rows, part by part.")] = 0,
+    docs: Annotated[str | None, typer.Option("--docs", metavar="PATH", help=_DOCS)] = None,
+    as_json: Annotated[str | None, typer.Option("--json", metavar="PATH|-", help="Write all figures here.")] = None,
+) -> None:
+    """Compare predictions with published measurements, source by source. Ctrl-C shows what is done so far."""
+    from meshwright.cost.calibration import public_calibration, read_calibration
+    from meshwright.report.validate import chosen_rows, show_validation, write_document
+    from meshwright.report.validate import validate as score
+
+    if worst < 0:
+        raise MeshwrightError(f"--worst: must be at least 0 (got {worst})")
+    reached = read_calibration(calibration) if calibration else public_calibration()
+    rows = chosen_rows(files or [], source or [])
+    if docs:
+        typer.echo(f"{docs}: wrote {', '.join(write_document(docs, rows, reached))}")
+        return
+    found = score(rows, reached)
+    show_validation(found, worst, as_json)
+    if not found.whole:
+        raise typer.Exit(130)
+
+
 @app.command(short_help="Say what this machine has and can run.", epilog="Example: meshwright doctor --json")
 def doctor(as_json: Json = False) -> None:
     """Say what this machine has, what the runtime can run, and what is missing with the command that installs it."""
@@ -248,7 +300,7 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command(short_help="Print a document's JSON Schema.", epilog="Example: meshwright schema plan > plan.schema.json")
 def schema(
-    noun: Annotated[Literal["plan", "model", "cluster", "recipe"], typer.Argument(help="The kind of document.")],
+    noun: Annotated[Noun, typer.Argument(help="The kind of document.")],
     as_json: Annotated[bool, typer.Option("--json", help="Changes nothing: a schema is JSON.")] = False,
 ) -> None:
     """Print the JSON Schema of a document, for an editor or another program."""

@@ -62,13 +62,27 @@ def _uniform(named: Named, given: Mapping[str, Any], output: str | None) -> Inpu
     return Inputs(plan, model, cluster, recipe)
 
 
-def _recipe(path: str | None, size: Mapping[str, int]) -> Recipe:
+def _recipe(path: str | None, size: Mapping[str, Any]) -> Recipe:
     if path is None:
-        data = {"meshwright_recipe": 1, "global_batch": size["global_batch"], "sequence": size["seq"]}
+        data = {"meshwright_recipe": 1, "global_batch": size["global_batch"], "sequence": _sequence(size["seq"])}
         return Recipe.from_data(data, "the options")
     if size:
         raise PlanError(f"{', '.join(map(_flag, size))}: the recipe {path} says that already; leave it out")
     return Recipe.read(path)
+
+
+def _sequence(text: str) -> int | dict[str, int]:
+    """A number of positions, or one for each stream.
+
+    >>> _sequence("4096"), _sequence("source=512,target=128")
+    (4096, {'source': 512, 'target': 128})
+    """
+    if text.strip().isdecimal():
+        return int(text)
+    pieces = [[side.strip() for side in piece.split("=")] for piece in text.split(",")]
+    if any(len(piece) != 2 or not piece[1].isdecimal() for piece in pieces) or len(dict(pieces)) < len(pieces):
+        raise PlanError(f"--seq: write a number, or one for each stream like 'source=512,target=128' (got '{text}')")
+    return {stream: int(length) for stream, length in pieces}
 
 
 def _flag(name: str) -> str:

@@ -15,9 +15,9 @@ PROVENANCE = {"source", "date", "origins"}
 # fmt: off
 WANTED = {
     "v100", "v100-16gb", "v100-pcie", "v100-pcie-16gb", "a100-40gb", "a100-80gb", "a100-pcie-40gb",
-    "a100-pcie-80gb", "a800", "h100", "h100-pcie", "h100-nvl", "h200", "h800", "h20", "b200", "b300", "gb200",
-    "gb300", "l4", "l40s", "t4", "a10g", "rtx-3090", "rtx-4090", "titan-rtx", "mi250x", "mi300x", "mi325x",
-    "mi355x", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "cpu",
+    "a100-pcie-80gb", "a800", "h100", "h100-500w", "h100-pcie", "h100-nvl", "h200", "h800", "h20", "b200", "b300",
+    "gb200", "gb300", "l4", "l40s", "t4", "a10g", "rtx-3090", "rtx-4090", "titan-rtx", "mi250x", "mi300x", "mi325x",
+    "mi350x", "mi355x", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "cpu",
 }
 # fmt: on
 

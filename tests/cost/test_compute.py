@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from meshwright.cost.compute import (
     Machine,
+    Seconds,
+    layer_load,
     layer_seconds,
+    load_of,
     machines,
     needed_flops,
     operator_seconds,
-    optimizer_bytes,
 )
 from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.cost.placement import Placement
@@ -20,8 +22,7 @@ from meshwright.cost.shares import Share
 from meshwright.cost.uses import Storage
 from meshwright.model.operators import Attention, Linear, Norm, Operator
 from meshwright.model.work import Work
-from meshwright.plan.spec import Save
-from meshwright.recipe.spec import Recipe
+from meshwright.plan.spec import Recompute, Save
 from tests.cost.build import QUICK, inputs, llama
 
 MACHINE = Machine(compute=1e12, matmul=1e12, memory=1e9)
@@ -36,6 +37,16 @@ def share(operator: Operator, **fields: Any) -> Share:
     return Share(operator, WORK, **{"learns": operator.parameters() > 0, "passes": True} | fields)
 
 
+def timed(one: Share, kernels: str, machine: Machine) -> Seconds:
+    """One operator without recompute."""
+    return operator_seconds(load_of(one, KERNEL_SETS[kernels], Storage()), Storage(), machine)
+
+
+def layer_timed(shares: list[Share], recompute: Recompute, kernels: str, machine: Machine) -> Seconds:
+    """A layer of these operators."""
+    return layer_seconds(layer_load(shares, recompute, KERNEL_SETS[kernels], Storage()), Storage(), machine)
+
+
 @pytest.mark.parametrize(
     ("machine", "seconds"),
     [
@@ -47,7 +58,7 @@ def share(operator: Operator, **fields: Any) -> Share:
     ids=["bound by FLOPs", "bound by memory", "in the dtype of products", "on a shared unit"],
 )
 def test_a_matrix_takes_the_longer_of_its_flops_and_its_bytes(machine: Machine, seconds: float) -> None:
-    one = operator_seconds(share(Linear(inputs=64, outputs=32)), KERNEL_SETS["hf-sdpa"], Storage(), machine)
+    one = timed(share(Linear(inputs=64, outputs=32)), "hf-sdpa", machine)
     assert one.forward == pytest.approx(seconds)
 
 
@@ -57,7 +68,7 @@ def test_a_matrix_takes_the_longer_of_its_flops_and_its_bytes(machine: Machine, 
     ids=["both gradients", "frozen", "nothing before it learns", "no gradient"],
 )
 def test_backward_does_a_product_for_each_gradient_that_is_wanted(fields: dict[str, bool], products: int) -> None:
-    one = operator_seconds(share(Linear(inputs=64, outputs=32), **fields), KERNEL_SETS["hf-sdpa"], Storage(), ENDLESS)
+    one = timed(share(Linear(inputs=64, outputs=32), **fields), "hf-sdpa", ENDLESS)
     assert one.backward == pytest.approx(products * one.forward)
     assert one.weight == pytest.approx(one.forward if fields.get("learns", True) else 0)
 
@@ -78,7 +89,7 @@ def test_backward_does_a_product_for_each_gradient_that_is_wanted(fields: dict[s
 def test_flash_attention_skips_what_is_masked_and_computes_scores_again(
     kernels: str, core: Attention, forward: float, backward: float
 ) -> None:
-    one = operator_seconds(share(core), KERNEL_SETS[kernels], Storage(), ENDLESS)
+    one = timed(share(core), kernels, ENDLESS)
     square = core.flops(WORK).forward / ENDLESS.compute
     assert (one.forward / square, one.backward / square) == pytest.approx((forward, backward))
 
@@ -94,7 +105,7 @@ def test_a_faster_device_is_never_slower(compute: float, memory: float, faster: 
     layer = [share(Norm(kind="rms", width=64)), share(Linear(inputs=64, outputs=64)), share(CORE)]
 
     def total(machine: Machine) -> float:
-        return sum(layer_seconds(layer, "full", KERNEL_SETS[kernels], Storage(), machine))
+        return sum(layer_timed(layer, "full", kernels, machine))
 
     before = total(Machine(compute, compute, memory))
     assert total(Machine(compute * faster, compute * faster, memory)) <= before
@@ -114,15 +125,15 @@ def test_a_faster_device_is_never_slower(compute: float, memory: float, faster: 
 )
 def test_recompute_runs_again_what_it_does_not_keep(recompute: Any, again: list[type]) -> None:
     layer = [share(Norm(kind="rms", width=64)), share(Linear(inputs=64, outputs=64)), share(CORE)]
-    spent = layer_seconds(layer, recompute, KERNEL_SETS["hf-sdpa"], Storage(), MACHINE)
-    forward = [layer_seconds([one], "none", KERNEL_SETS["hf-sdpa"], Storage(), MACHINE).forward for one in layer]
+    spent = layer_timed(layer, recompute, "hf-sdpa", MACHINE)
+    forward = [timed(one, "hf-sdpa", MACHINE).forward for one in layer]
     expected = sum(time for one, time in zip(layer, forward, strict=True) if type(one.operator) in again)
     assert spent.recompute == pytest.approx(expected)
 
 
 def test_what_wants_no_gradient_has_no_backward_and_no_recompute() -> None:
     still = share(Linear(inputs=64, outputs=64), learns=False, passes=False)
-    spent = layer_seconds([still], "full", KERNEL_SETS["hf-sdpa"], Storage(), MACHINE)
+    spent = layer_timed([still], "full", "hf-sdpa", MACHINE)
     assert (spent.recompute, spent.backward) == (0, 0)
     assert spent.forward > 0
 
@@ -145,21 +156,6 @@ def test_matrices_may_multiply_in_a_narrower_dtype() -> None:
     recipe = {"precision": {"matmul": "fp8"}}
     [machine] = machines(Placement(inputs(llama(), "8xh100", {"all": 8}, {"all": "dp"}, recipe=recipe)), "g0")
     assert (machine.compute, machine.matmul) == (989.4e12, 1978.9e12)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, 2 * 4 + 4 * 4 + 2 * 4 + 2),
-        ({"clip_norm": None}, 4 + 4 * 4 + 2 * 4 + 2),
-        ({"precision": {"compute": "fp32", "master": "fp32"}}, 2 * 4 + 4 * 4 + 2 * 4),
-        ({"optimizer": {"name": "sgd"}, "precision": {"master": None}}, 2 * 4 + 2 * 2),
-    ],
-    ids=["adam", "without clipping", "one dtype", "plain descent"],
-)
-def test_the_optimizer_reads_and_writes_its_states(fields: dict[str, Any], expected: int) -> None:
-    recipe = Recipe.from_data({"meshwright_recipe": 1, "global_batch": 1, "sequence": 1} | fields)
-    assert optimizer_bytes(recipe, 1) == expected
 
 
 def test_what_a_model_needs_counts_causal_attention_as_half_and_no_recompute() -> None:

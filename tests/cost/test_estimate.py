@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from meshwright.cluster.spec import Cluster
 from meshwright.cost.calibration import IDEAL
-from meshwright.cost.compute import Machine, layer_seconds
+from meshwright.cost.compute import Machine, layer_load, layer_seconds
 from meshwright.cost.estimate import Estimate, estimate_plan, model_flops, peak_flops
 from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.cost.placement import Placement
@@ -82,7 +82,7 @@ def test_one_device_takes_the_sum_of_its_operators() -> None:
     machine = Machine(989.4e12, 989.4e12, 3.35e12)
     for block in placement.blocks:
         for shares in placement.shares(block):
-            one = layer_seconds(shares, "none", KERNEL_SETS["hf-sdpa"], Storage(), machine)
+            one = layer_seconds(layer_load(shares, "none", KERNEL_SETS["hf-sdpa"], Storage()), Storage(), machine)
             total += 4 * len(block.names) * (one.forward + one.backward)
     optimizer = (4 + 4 * 4 + 2 * 4 + 2) * given_inputs.model.parameters / 3.35e12
     assert estimate_plan(given_inputs, IDEAL).step_time_s == pytest.approx(total + optimizer)
@@ -256,10 +256,11 @@ def test_a_plan_without_meaning_is_refused_with_all_its_problems() -> None:
     assert "micro-batches-divide-the-batch" in str(caught.value)
 
 
-def test_what_is_not_counted_yet_is_noted() -> None:
+def test_what_the_rules_warn_of_is_noted() -> None:
+    """Of hosts that the cluster says nothing of, for one."""
     [note] = estimate_plan(small("4xa800", offload={"optimizer": "cpu"})).notes
-    assert "the time of offload's copies is not counted" in note
-    assert estimate_plan(small(offload={"optimizer": "cpu"})).notes == ()
+    assert "neither the time of offload's copies nor the memory that they fill is counted" in note
+    assert estimate_plan(small("4xh100", offload={"optimizer": "cpu"})).notes == ()
 
 
 def test_a_plan_for_16384_devices_is_estimated_at_once() -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.memory import Instant, Memory, States, group_memory, layer_activations, layer_states
+from meshwright.cost.activations import layer_activations
+from meshwright.cost.memory import Instant, Memory, States, group_memory, layer_states
 from meshwright.cost.orders import Order, orders
 from meshwright.cost.placement import Placement
 from meshwright.model.resolve import resolve_model

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.orders import check_orders, orders, read_table
+from meshwright.cost.order_tables import check_orders
+from meshwright.cost.orders import orders
 from meshwright.errors import PlanError
-from meshwright.plan.rules_schedule import PLACEMENTS
+from meshwright.plan.rules_schedule import PLACEMENTS, makes_pairs
 from meshwright.plan.spec import Schedule
 from tests.cost.build import QUICK
 
@@ -67,6 +68,50 @@ def test_orders_are_those_of_torch(schedule: Schedule, chunks: int, groups: int)
     assert compared >= 5
 
 
+@pytest.mark.parametrize("groups", range(1, 6))
+def test_pairs_of_dualpipev_are_those_of_torch(groups: int) -> None:
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    for count in range(2 * groups, 17):
+        found = orders("dualpipev", places("dualpipev", groups), count, pairs=True)
+        for rank, order in enumerate(found):
+            one = object.__new__(schedules.ScheduleDualPipeV)
+            vars(one).update(pp_group_size=groups, _n_microbatches=count, _num_stages=2 * groups)
+            table = [action for action in one._calculate_single_rank_operations(rank) if action]
+            expected = [" ".join(_flat(action)) for action in table if action.sub_actions]
+            said = str(order).split()
+            assert [f"{said[place]} {said[place + 1]}" for place in order.joined] == expected
+
+
+@QUICK
+@given(st.sampled_from(sorted(PLACEMENTS)), st.integers(1, 6), st.integers(1, 4), st.integers(1, 24))
+def test_a_pair_is_a_forward_with_the_backward_of_another_micro_batch_right_after_it(
+    schedule: Schedule, groups: int, chunks: int, micro_batches: int
+) -> None:
+    where = places(schedule, groups, chunks)
+    try:
+        found = orders(schedule, where, micro_batches, pairs=True)
+    except PlanError:
+        return
+    check_orders(found)
+    for order, usual in zip(found, orders(schedule, where, micro_batches), strict=True):
+        actions = list(order)
+        assert sorted(actions) == sorted(usual)
+        assert not len(order.joined) or makes_pairs(schedule, len(where))
+        for place in order.joined:
+            forward, backward = actions[place], actions[place + 1]
+            assert (forward.kind, backward.kind) == ("forward", "backward")
+            assert (forward.stage, forward.micro_batch) != (backward.stage, backward.micro_batch)
+
+
+def test_megatrons_pairs_have_one_more_forward_ahead() -> None:
+    """--overlap-moe-expert-parallel-comm: on a single device the first forward is alone, and the last backward."""
+    [order] = orders("1f1b", (0,), 3, pairs=True)
+    assert (str(order), order.joined.tolist()) == ("0F0 0F1 0B0 0F2 0B1 0B2", [1, 3])
+    for group, order in enumerate(orders("interleaved", (0, 1, 0, 1), 4, pairs=True)):
+        ahead = 2 + 2 * (1 - group) + 1
+        assert order.joined.tolist() == list(range(ahead, 16 - ahead, 2))
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_single_stage_orders_are_those_of_torch(schedule: Schedule) -> None:
     """The last stage of torch 2.13's table of 1f1b numbers its forwards one too high (F0 B0 F2 ...), which its runtime
@@ -114,33 +159,4 @@ def test_stages_that_do_not_lie_as_the_schedule_wants_are_refused(
 ) -> None:
     with pytest.raises(PlanError) as refused:
         orders(schedule, where, count)
-    assert said in str(refused.value)
-
-
-@pytest.mark.parametrize("schedule", sorted(PLACEMENTS))
-def test_a_table_that_torch_would_write_is_read_back(schedule: Schedule) -> None:
-    found = orders(schedule, places(schedule, 3), 6)
-    text = "\n".join(",".join(["", *str(order).split(), ""]) for order in found)
-    assert [str(order) for order in read_table(text)] == [str(order) for order in found]
-
-
-def test_communication_and_pairs_of_a_table_are_understood() -> None:
-    [order] = read_table("0UNSHARD,0RECV_F0,0F0,0SEND_F0,(0F1;0B0)OVERLAP_F_B,,0I1,0W1,0REDUCE_GRAD,0RESHARD\n")
-    assert str(order) == "0F0 0F1 0B0 0I1 0W1"
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ("0F0,0X0", "line 1: '0X0' is no action"),
-        ("0F", "line 1: '0F' is no action"),
-        ("0B0,0F0", "group 0: 0B0 after nothing of that micro-batch"),
-        ("0F0,0F0", "group 0: 0F0 after F of that micro-batch"),
-        ("0F0\n1F0,1B0", "group 0: micro-batch 0 of stage 0 is unfinished"),
-        ("0F0,0I0", "micro-batch 0 of stage 0 is unfinished"),
-    ],
-)
-def test_a_table_that_makes_no_sense_is_refused(table: str, said: str) -> None:
-    with pytest.raises(PlanError) as refused:
-        read_table(table)
     assert said in str(refused.value)

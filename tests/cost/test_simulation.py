@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.orders import Order, order_of, orders, read_table
-from meshwright.cost.simulation import Link, SharedPool, StageTime, Timeline, simulate
+from meshwright.cost.order_tables import read_table
+from meshwright.cost.orders import Order, order_of, orders
+from meshwright.cost.simulation import Link, SharedPool, StageTime, Tied, Timeline, simulate
 from meshwright.errors import PlanError
 from meshwright.plan.spec import Schedule
 from tests.cost.build import QUICK
@@ -34,7 +35,7 @@ def chain(stages: int, forward: float = 0.0, backward: float = 0.0) -> list[Link
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Unequal stages under every schedule; under the first two, stages read one or two of the earlier ones."""
-    schedule = draw(st.sampled_from(SCHEDULES))
+    schedule, pairs = draw(st.sampled_from(SCHEDULES)), draw(st.booleans())
     groups, micro_batches = draw(st.integers(1, 4)), draw(st.integers(1, 9))
     if schedule == "dualpipev":
         micro_batches += 2 * groups
@@ -44,8 +45,8 @@ def cases(draw: st.DrawFn) -> Case:
     times = []
     for _ in where:
         forward, backward, reduce, optimizer, update = (draw(durations) for _ in range(5))
-        weight = draw(st.integers(0, 4)) / 4 * backward
-        times.append(StageTime(forward, backward, reduce, optimizer, update, weight))
+        weight, there, back = (draw(st.integers(0, 4)) / 4 * whole for whole in (backward, forward, backward))
+        times.append(StageTime(forward, backward, reduce, optimizer, update, weight, there, back))
     links = chain(len(where))
     if schedule in ("gpipe", "1f1b"):
         links = [
@@ -54,7 +55,7 @@ def cases(draw: st.DrawFn) -> Case:
             for source in sorted(draw(st.sets(st.integers(0, target - 1), min_size=1, max_size=2)))
         ]
     links = [link._replace(forward=draw(durations), backward=draw(durations)) for link in links]
-    return Case(orders(schedule, where, micro_batches), times, links)
+    return Case(orders(schedule, where, micro_batches, pairs=pairs), times, links)
 
 
 def run(case: Case, *, norm: float | None = None) -> Timeline:
@@ -70,12 +71,16 @@ def relaxed(case: Case) -> dict[Task, float]:
     """Starts of all actions: begin with zero everywhere and push starts up until no rule is broken."""
     length: dict[Task, float] = {}
     rules: list[tuple[Task, Task]] = []
+    within: list[tuple[Task, Task]] = []
+    together: dict[Task, tuple[Task, Task]] = {}
     group_of = {action.stage: group for group, order in enumerate(case.orders) for action in order}
     made: dict[int, list[Task]] = {}
     for group, order in enumerate(case.orders):
         made[group] = [(action.kind, action.stage, action.micro_batch) for action in order]
         length |= {task: _seconds(case.times[task[1]], task[0]) for task in made[group]}
-        rules += pairwise(made[group])
+        together |= _pairs(case.times, order, made[group], length)
+        rules += [(before, after) for before, after in pairwise(made[group]) if not _one(together, before, after)]
+        within += [(before, after) for before, after in pairwise(made[group]) if _one(together, before, after)]
     halves = {stage for kind, stage, _ in length if kind == "input"}
     queues: dict[tuple[int, int], list[tuple[int, Task]]] = {}
 
@@ -99,6 +104,9 @@ def relaxed(case: Case) -> dict[Task, float]:
             send(place, "backward", *back, link.backward)
     for queue in queues.values():
         rules += pairwise([message for _, message in sorted(queue)])
+    # A pair ends when its second ends, and starts no sooner than both could.
+    rules = [(together.get(one, (one, one))[1], together.get(other, (other, other))[0]) for one, other in rules]
+    rules += within
     starts = dict.fromkeys(length, 0.0)
     changed = True
     while changed:
@@ -108,6 +116,23 @@ def relaxed(case: Case) -> dict[Task, float]:
             if earliest > starts[after]:
                 starts[after], changed = earliest, True
     return {task: start for task, start in starts.items() if "message" not in task[0]}
+
+
+def _pairs(
+    times: list[StageTime], order: Order, made: list[Task], length: dict[Task, float]
+) -> dict[Task, tuple[Task, Task]]:
+    """The pair of each action that is in one; their lengths become those side by side."""
+    together: dict[Task, tuple[Task, Task]] = {}
+    for place in order.joined:
+        first, last = made[place : place + 2]
+        together |= {first: (first, last), last: (first, last)}
+        there, back = times[first[1]].forward_sent, times[last[1]].backward_sent
+        length |= {first: max(length[first] - there, back), last: max(length[last] - back, there)}
+    return together
+
+
+def _one(together: dict[Task, tuple[Task, Task]], one: Task, other: Task) -> bool:
+    return one in together and together[one] == (one, other)
 
 
 def _seconds(time: StageTime, kind: str) -> float:
@@ -185,6 +210,41 @@ def test_a_step_ends_with_gradients_then_the_norm_then_the_optimizer(case: Case,
     assert run(case, norm=norm).seconds == max(start + time for start, time in zip(ready, after, strict=True))
 
 
+@QUICK
+@given(cases(), st.data())
+def test_groups_that_share_a_parameter_sum_its_gradient_when_the_last_of_them_has_its_own(
+    case: Case, data: st.DataObject
+) -> None:
+    before, stages = run(case), len(case.times)
+    own = [{action.stage for action in order} for order in case.orders]
+    holders = data.draw(st.sets(st.integers(0, stages - 1), min_size=1, max_size=2))
+    groups = {group for group, of_group in enumerate(own) if of_group & holders}
+    found = simulate(*case, tied=[Tied(tuple(holders), 1.5)])
+    spans = [span for span in found.finish if span.kind == "tied"]
+    last = max(_has_gradients(before, group) for group in groups)
+    assert {(span.group, span.start, span.end) for span in spans} == {(group, last, last + 1.5) for group in groups}
+
+
+def _has_gradients(step: Timeline, group: int) -> float:
+    """When a group has run backward and reduced what is its own."""
+    wanted = [span.end for span in step.spans if span.group == group and span.kind not in ("optimizer", "update")]
+    return max(wanted)
+
+
+def test_a_tied_gradient_waits_for_the_first_stages_last_backward() -> None:
+    """Two stages of 1 and 2 under 1f1b and four micro-batches: the second is through at 13, the first at 15. With 3
+    seconds of the sum and 10 of the second's optimizer: 15 + 3 + 10.
+    """
+    times = [StageTime(1, 2), StageTime(1, 2, optimizer=10)]
+    step = simulate(orders("1f1b", (0, 1), 4), times, [Link(0, 1)], tied=[Tied((0, 1), 3)])
+    assert [(span.kind, span.start, span.end) for span in step.finish] == [
+        ("tied", 15, 18),
+        ("tied", 15, 18),
+        ("optimizer", 18, 28),
+    ]
+    assert step.seconds == 28
+
+
 def equal(schedule: Schedule, groups: int, micro_batches: int, *, chunks: int = 2, weight: float = 0.0) -> Timeline:
     """Stages of a forward of 1 and a backward of 2, without travel."""
     where = places(schedule, groups, chunks)
@@ -223,6 +283,47 @@ def test_zbv_of_equal_thirds_waits_only_at_the_ends(groups: int, micro_batches: 
     for group in range(groups):
         spans = [span for span in timeline.spans if span.group == group]
         assert spans[-1].end - spans[0].start == sum(span.end - span.start for span in spans)
+
+
+@pytest.mark.parametrize("sent", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("groups", "micro_batches"), [(1, 2), (2, 4), (4, 8), (4, 12), (8, 32)])
+def test_dualpipe_waits_as_its_authors_say(groups: int, micro_batches: int, sent: float) -> None:
+    """(PP / 2 - 1) (F&B + B - 3 W) over PP = 2 P stages (github.com/deepseek-ai/DualPipe, README): a pair F&B takes its
+    computing alone, 1 + 2, and F and B by themselves what they send too.
+    """
+    where = places("dualpipev", groups)
+    time = StageTime(1 + sent, 2 + sent, weight=1.0, forward_sent=sent, backward_sent=sent)
+    order = orders("dualpipev", where, micro_batches, pairs=True)
+    found = simulate(order, [time] * len(where), chain(len(where)))
+    assert found.seconds - min(found.busy) == (groups - 1) * (3 + time.backward - 3 * time.weight)
+    assert found.hidden == tuple(len(each.joined) * 2 * sent for each in order)
+
+
+@pytest.mark.parametrize(("groups", "chunks", "micro_batches"), [(2, 2, 4), (4, 2, 8), (4, 4, 16)])
+def test_pairs_without_anything_to_hide_cost_interleaving_nothing(groups: int, chunks: int, micro_batches: int) -> None:
+    where = places("interleaved", groups, chunks)
+    order = orders("interleaved", where, micro_batches, pairs=True)
+    paired = simulate(order, [StageTime(1.0, 2.0)] * len(where), chain(len(where)))
+    assert paired.seconds == equal("interleaved", groups, micro_batches, chunks=chunks).seconds
+
+
+@QUICK
+@given(durations, durations, durations, durations)
+def test_a_pair_takes_what_two_streams_and_two_micro_batches_need(
+    there: float, back: float, forward: float, backward: float
+) -> None:
+    """All its computing, all that it sends, and each of the two from end to end, whichever is most."""
+    [order] = orders("1f1b", (0,), 2, pairs=True)
+    time = StageTime(forward + there, backward + back, forward_sent=there, backward_sent=back)
+    pair = max(forward + backward, there + back, forward + there, backward + back)
+    assert simulate((order,), [time], []).seconds == time.forward + pair + time.backward
+
+
+def test_what_a_pair_computes_is_slower_while_it_sends() -> None:
+    """Computing of 1 beside a message of 0.6: 0.4 of it are done meanwhile at two thirds of the pace."""
+    [order] = orders("1f1b", (0,), 2, pairs=True)
+    time = StageTime(1.6, 1.6, forward_sent=0.6, backward_sent=0.6)
+    assert simulate((order,), [time], [], contention=0.5).seconds == pytest.approx(2 * 1.6 + 2 * 1.2)
 
 
 @pytest.mark.parametrize(("place", "around"), [(0, 0), (1, 1 + 2), (2, 2 + 4)], ids=["first", "middle", "last"])

@@ -6,6 +6,7 @@ import meshwright as mw
 from meshwright.cost.calibration import IDEAL
 from meshwright.cost.collectives import Network, seconds
 from meshwright.cost.placement import Placement
+from meshwright.cost.simulation import Tied
 from meshwright.cost.stage_times import Stages
 from meshwright.plan.groups import process_groups
 from meshwright.plan.rules import Inputs
@@ -18,9 +19,11 @@ TABLE = 4 * 128 * 64
 """Bytes of the gradient of the small GPT-2's table of words."""
 
 
-def reductions(given: Inputs) -> list[float]:
-    """Seconds of each stage for gradients at the end of a step."""
-    return [work.reduce.total for work in Stages(Placement(given, IDEAL)).work]
+def tied(given: Inputs) -> list[Tied]:
+    """What groups sum together at the end of a step; nothing else is reduced."""
+    stages = Stages(Placement(given, IDEAL))
+    assert not any(work.reduce.total for work in stages.work)
+    return stages.tied
 
 
 @pytest.mark.parametrize("virtual", [1, 2])
@@ -29,7 +32,7 @@ def test_a_group_sums_a_tied_parameter_once_however_many_stages_it_has(virtual: 
     plan = mw.uniform_plan(model, "2xh100", recipe, pp=2, virtual=virtual, micro_batches=4)
     given = Inputs(plan, model, mw.cluster("2xh100"), recipe)
     once = seconds("all_reduce", TABLE, 2, Network(given.cluster).way((0, 1)))
-    assert sum(reductions(given)) == pytest.approx(2 * once)
+    assert tied(given) == [Tied((0, 1), pytest.approx(once))]
 
 
 def test_the_slowest_pair_that_shares_a_tied_parameter_decides() -> None:
@@ -38,7 +41,7 @@ def test_the_slowest_pair_that_shares_a_tied_parameter_decides() -> None:
     network = Network(given.cluster)
     slow = seconds("all_reduce", TABLE, 2, network.way((2, 8)))
     assert slow > seconds("all_reduce", TABLE, 2, network.way((0, 6)))
-    assert reductions(given) == pytest.approx([slow, slow])
+    assert tied(given) == [Tied((0, 1), pytest.approx(slow))]
 
 
 def listener_inputs(*, last: int) -> Inputs:

@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from meshwright.cost.orders import orders
-from meshwright.cost.volumes import FOLLOWS_AT_ONCE, Collective, step_collectives
+import meshwright as mw
+from meshwright.cost.memory import plan_memory
+from meshwright.cost.placement import Placement
+from meshwright.cost.volumes import Collective, step_collectives
 from meshwright.model.hf_config import from_config
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs
-from meshwright.plan.rules_schedule import PLACEMENTS
 from meshwright.plan.spec import Plan, Schedule
+from meshwright.recipe.spec import Recipe
 from tests.cost.build import LLAMA, gpt2, inputs, llama
-from tests.cost.test_orders import places
 from tests.plan.models import mixture
 
 LAYERS, M, BATCH, LENGTH, HIDDEN = 4, 3, 12, 64, 64
@@ -92,23 +93,30 @@ def test_the_last_layer_is_not_gathered_again_where_its_backward_follows_at_once
     ]
 
 
-@pytest.mark.parametrize("schedule", sorted(PLACEMENTS))
-def test_schedules_under_which_backward_follows_at_once_are_those_whose_orders_say_so(schedule: Schedule) -> None:
-    where = places(schedule, 3)
-    for micro_batches in (6, 12):
-        order = list(orders(schedule, where, micro_batches)[where[-1]])
-        last = [place for place, action in enumerate(order) if action[:2] == (len(where) - 1, "forward")]
-        followed = [order[place + 1] for place in last]
-        at_once = all(
-            (after.stage, after.micro_batch) == (order[place].stage, order[place].micro_batch)
-            for place, after in zip(last, followed, strict=True)
-        )
-        assert at_once == (schedule in FOLLOWS_AT_ONCE)
+@pytest.mark.parametrize(
+    ("schedule", "again"),
+    [("gpipe", True), ("1f1b", False), ("interleaved", False), ("zb-h1", False), ("zbv", False), ("dualpipev", True)],
+)
+def test_under_gpipe_and_dualpipev_other_micro_batches_come_between(schedule: Schedule, again: bool) -> None:
+    model, recipe, virtual = llama(), Recipe(global_batch=8, sequence=64), 1 + (schedule == "interleaved")
+    uniform = mw.uniform_plan(
+        model, "4xh100", recipe, pp=2, zero=3, schedule=schedule, virtual=virtual, micro_batches=4
+    )
+    head = found(Inputs(uniform, model, mw.cluster("4xh100"), recipe), "shard", span="head")
+    assert [when for kind, when, _, _ in head if kind == "all_gather"] == ["forward"] + ["backward"] * again
 
 
-def test_under_gpipe_other_micro_batches_come_between() -> None:
-    head = found(plan({"all": "dp/zero3"}, {"all": 4}, pp=2, schedule="gpipe"), "shard", span="head")
-    assert [(when, count) for _, when, _, count in head] == [("forward", M), ("backward", M), ("backward", M)]
+@pytest.mark.parametrize(("micro_batches", "again"), [(1, False), (4, True)])
+def test_one_stage_under_gpipe_keeps_several_micro_batches_and_gathers_the_last_layer_again(
+    micro_batches: int, again: bool
+) -> None:
+    """What moves and what is kept follow from one order: all forwards first."""
+    given = plan({"all": "dp/zero3"}, {"all": 4}, batch=16, micro_batches=micro_batches, schedule="gpipe")
+    head = found(given, "shard", span="head")
+    assert [when for kind, when, _, _ in head if kind == "all_gather"] == ["forward"] + ["backward"] * again
+    at_once = given._replace(plan=given.plan.model_copy(update={"schedule": "1f1b"}))
+    kept = [plan_memory(Placement(each))[0].instants[1].parts["activations"] for each in (given, at_once)]
+    assert kept[0] == micro_batches * kept[1]
 
 
 def test_replicas_of_a_shard_group_add_their_shards_up_once() -> None:

@@ -5,7 +5,7 @@ Roles are drawn under what heads divide by; then the batch and the sequence are 
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
@@ -21,6 +21,7 @@ from meshwright.plan.spec import (
     Group,
     ModelRef,
     Offload,
+    Overlap,
     Plan,
     RecipeRef,
     Recompute,
@@ -34,6 +35,7 @@ from tests.plan.models import gpt2, llama, mixture
 
 Draw = st.DrawFn
 EXPERTS = 24
+OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 
 words = st.sampled_from(["a", "b", "x", "y2", "dp", "tp", "node", "gpu", "inner", "outer_most", "ep", "cp", "pp", "z_"])
 """Names of axes and groups; what they say means nothing."""
@@ -160,6 +162,8 @@ executions = st.builds(
     prefetch=st.integers(0, 4),
     bucket_mib=st.floats(0.5, 200.0),
     sync=st.sampled_from(["each", "last"]),
+    overlap=st.lists(st.sampled_from(OVERLAPS), unique=True).map(tuple),
+    dispatch=st.sampled_from(["copies", "nodes"]),
     kernels=st.sampled_from(["hf-eager", "hf-sdpa", "megatron-flash"]),
 )
 

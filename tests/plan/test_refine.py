@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.plan.refine import refine
+from meshwright.plan.refine import refine, shard_nearest
 
 CASES = [
     ({"tp": 2, "cp": 2, "dp": 4}, None, [("tp", 2), ("cp", 2), ("dp", 4)]),
@@ -53,3 +53,23 @@ def test_axes_have_names_of_their_own_and_make_up_both_layouts(dense: dict[str, 
         assert math.prod(piece.size for piece in pieces if piece.dense == kind) == size
     for kind, size in expert.items():
         assert math.prod(piece.size for piece in pieces if piece.expert == kind) == size
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(("tp", "ulysses", "cp", "dp"), SIZES)), SIZES)
+def test_as_many_ranks_shard_as_were_asked_for_and_the_mesh_is_as_large(dense: dict[str, int], ranks: int) -> None:
+    pieces, copies = refine(dense), dense["ulysses"] * dense["cp"] * dense["dp"]
+    if copies % ranks:
+        return
+    cut = shard_nearest(pieces, ranks)
+    sharding = [piece.size for piece in cut if piece.shards and piece.dense != "tp"]
+    assert math.prod(sharding) == ranks
+    assert len({piece.axis for piece in cut}) == len(cut)
+    for kind, size in dense.items():
+        assert math.prod(piece.size for piece in cut if piece.dense == kind) == size
+
+
+def test_more_ranks_than_hold_copies_do_not_shard() -> None:
+    with pytest.raises(ValueError, match="16 is more ranks than hold equal parameters"):
+        shard_nearest(refine({"tp": 2, "dp": 8}), 16)
+    with pytest.raises(ValueError, match="6 ranks are no part of dp 8"):
+        shard_nearest(refine({"tp": 2, "dp": 8}), 6)

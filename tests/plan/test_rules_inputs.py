@@ -77,6 +77,15 @@ CASES = [
         RESNET,
     ),
     Case(
+        "streams-have-their-own-lengths",
+        {"model/streams": {"audio": {}, "tokens": {}}, "recipe/sequence": 48, "plan/recipe/sequence": 48},
+        "recipe.sequence",
+        "streams 'audio' and 'tokens' of model 'listener' are all taken to be 48 positions long",
+        "say each of them: 'sequence: {audio: 48, tokens: 48}' in the recipe, or '--seq audio=48,tokens=48'",
+        {"recipe/sequence": {"audio": 48, "tokens": 48}},
+        LISTENER,
+    ),
+    Case(
         "stream-has-a-length",
         {"recipe/sequence": {"audio": 48}},
         "recipe.sequence",

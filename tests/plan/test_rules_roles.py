@@ -2,8 +2,9 @@
 
 import pytest
 
+from meshwright.cluster.shorthand import parse_cluster
 from tests.plan.models import data_of, listener, llama, mixture, resnet
-from tests.plan.rule_cases import DELETE, PIPELINE, Case, edited, hold
+from tests.plan.rule_cases import DELETE, PIPELINE, Case, edited, hold, said_by
 
 EXPERTS = {"span": "decoder.2-3", "part": "experts", "roles": {"dp": "ep", "tp": "tp"}}
 MOE = edited(PIPELINE, {"model": data_of(mixture(llama())), "plan/stages/1/layers/2": EXPERTS})
@@ -160,7 +161,33 @@ CASES = [
         "remove it",
         {"plan/stages/0/layers/0/offload": {"activations": "cpu"}},
     ),
+    Case(
+        "offload-has-a-host",
+        {
+            "cluster": parse_cluster("8xa800").as_data() | {"meshwright_cluster": 1},
+            "plan/stages/0/layers/0/offload": {"parameters": "cpu"},
+        },
+        "stages.0.layers.0 (embed)",
+        "the cluster says nothing of the hosts of pool a800: neither the time of offload's copies nor the memory that "
+        "they fill is counted",
+        "give the pool a 'host'",
+        {"cluster": PIPELINE["cluster"]},
+    ),
+    Case(
+        "muon-steps-on-the-device",
+        {"recipe/optimizer": {"name": "muon"}, "plan/stages/0/layers/1/offload": {"optimizer": "cpu"}},
+        "stages.0.layers.1 (decoder.0-1)",
+        "offload of 'optimizer' keeps the momentum of decoder.0-1 on the host, and muon multiplies it on the device",
+        "remove it, or choose the optimizer adamw",
+        {"plan/stages/0/layers/1/offload": DELETE},
+    ),
 ]
+
+
+@pytest.mark.parametrize(("stage", "layer"), [(0, 0), (1, 1)], ids=["embed", "head"])
+def test_what_muon_leaves_to_adam_may_step_on_the_host(stage: int, layer: int) -> None:
+    edits = {"recipe/optimizer": {"name": "muon"}, f"plan/stages/{stage}/layers/{layer}/offload": {"optimizer": "cpu"}}
+    assert "muon-steps-on-the-device" not in {problem.rule for problem in said_by(edited(PIPELINE, edits))}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -131,8 +131,8 @@ CASES = [
         {"plan/schedule": "zb-h1"},
         "schedule",
         NOT_RUN.format("schedule: zb-h1"),
-        "write 1f1b or gpipe",
-        {"plan/schedule": "gpipe"},
+        "write 1f1b",
+        {"plan/schedule": "1f1b"},
     ),
     Case(
         "runtime-family",

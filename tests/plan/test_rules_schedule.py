@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.plan.models import data_of, llama, mixture
 from tests.plan.rule_cases import DELETE, PIPELINE, ROLES, Case, edited, hold
 
 
@@ -16,6 +17,9 @@ def stages(*on: str) -> list[dict[str, Any]]:
     return [{"on": group, "layers": layers} for group, layers in zip(on, rows, strict=True)]
 
 
+EXPERTS = {"span": "decoder.2-3", "part": "experts", "roles": {"dp": "ep", "tp": "tp"}}
+MOE = edited(PIPELINE, {"model": data_of(mixture(llama())), "plan/stages/1/layers/2": EXPERTS})
+"""Eight experts, two of them chosen, over two ranks."""
 TURNS = edited(PIPELINE, {"plan/stages": stages("a", "b", "a", "b"), "plan/schedule": "interleaved"})
 
 CASES = [
@@ -99,6 +103,50 @@ CASES = [
         "overlap of 'tensor' has no effect: no row has tp",
         "remove it",
         {"plan/execution/overlap": ["gathers"]},
+    ),
+    Case(
+        "overlap-has-an-effect",
+        {"plan/execution": {"overlap": ["gathers", "experts"]}},
+        "execution.overlap",
+        "overlap of 'experts' has no effect: no row has ep",
+        "remove it",
+        {"plan/execution/overlap": ["gathers"]},
+    ),
+    Case(
+        "overlap-has-an-effect",
+        {"plan/execution": {"overlap": ["gathers", "experts"]}},
+        "execution.overlap",
+        "overlap of 'experts' has no effect: 1f1b runs no forward together with a backward, as dualpipev and "
+        "interleaved do",
+        "remove it",
+        {"plan/execution/overlap": ["gathers"]},
+        MOE,
+    ),
+    Case(
+        "experts-are-dispatched",
+        {"plan/execution": {"dispatch": "nodes"}},
+        "execution.dispatch",
+        "dispatch nodes has no effect: no row has ep",
+        "remove it",
+        {"plan/execution/dispatch": DELETE},
+    ),
+    Case(
+        "experts-are-dispatched",
+        {"plan/execution": {"expert_imbalance": 1.2}},
+        "execution.expert_imbalance",
+        "expert_imbalance 1.2 has no effect: no row has ep",
+        "remove it",
+        {"plan/execution/expert_imbalance": DELETE},
+    ),
+    Case(
+        "imbalance-is-possible",
+        {"plan/execution": {"expert_imbalance": 2.5}},
+        "execution.expert_imbalance",
+        "expert_imbalance 2.5 cannot be: of 2 ranks of experts the busiest has 2 times the mean where all positions go "
+        "to it",
+        "use 2 or less",
+        {"plan/execution/expert_imbalance": 2.0},
+        MOE,
     ),
     Case(
         "bucket-has-an-effect",

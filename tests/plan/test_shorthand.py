@@ -94,6 +94,29 @@ def test_tp_8_beside_ep_16_is_a_mesh_of_4_by_2_by_8() -> None:
     }
 
 
+def test_the_nearest_ranks_shard_together_and_the_others_are_replicas() -> None:
+    """HSDP over a node: {replicas: dp, node: dp/zero3}."""
+    plan = uniform(cluster="4x8xh100", zero=3, shard=8)
+    assert list(plan.groups["a"].mesh.items()) == [("dp_replica", 4), ("dp", 8)]
+    assert {str(role) for role in plan.stages[0].layers[1].roles.values()} == {"dp", "dp/zero3"}
+    nodes = [tuple(range(node * 8, node * 8 + 8)) for node in range(4)]
+    assert ranks_of(plan, "shard") == set(nodes)
+    assert ranks_of(plan, "batch") == {tuple(range(32))}
+    assert ranks_of(plan, "replica") == set(zip(*nodes, strict=True))
+
+
+def test_experts_shard_over_the_same_ranks_as_layers() -> None:
+    plan = uniform(MOE, "4x8xh100", tp=2, ep=4, etp=1, sp=True, zero=1, shard=8)
+    assert list(plan.groups["a"].mesh.items()) == [("dp_replica", 2), ("dp", 4), ("ep", 2), ("tp", 2)]
+    roles = {row.part: tuple(map(str, row.roles.values())) for row in plan.stages[0].layers}
+    assert roles[None] == ("dp", "dp/zero1", "dp/zero1", "tp+sp")
+    assert roles["experts"] == ("dp", "dp/zero1", "ep", "ep")
+
+
+def test_all_ranks_that_can_shard_are_what_shard_means_where_it_is_not_given() -> None:
+    assert uniform(tp=2, zero=3, shard=4) == uniform(tp=2, zero=3)
+
+
 def test_a_uniform_plan_says_what_its_flags_say() -> None:
     plan = uniform(
         cluster="2x8xh100", tp=2, cp=2, ulysses=2, pp=2, zero=1, sp=True, recompute="selective", micro_batch=4
@@ -151,6 +174,11 @@ def test_layers_per_stage_are_taken_as_they_are_given() -> None:
         ["decoder.3-6"],
         ["decoder.7", "head"],
     ]
+
+
+def test_the_first_and_last_stages_may_have_the_embedding_and_the_head_alone() -> None:
+    plan = uniform(pp=2, virtual=5, schedule="interleaved", layers_per_stage=[0, *[1] * 8, 0])
+    assert [stage.names() for stage in plan.stages[:: len(plan.stages) - 1]] == [["embed"], ["head"]]
 
 
 def test_pp_before_dp_is_the_order_of_megatrons_other_mapping() -> None:
@@ -231,6 +259,26 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {"cluster": "1xh100", "zero": 1},
         "zero1 shards over dp, cp and ulysses, and each of them is 1; take zero 0",
         {"zero": 0},
+    ),
+    "shard without zero": (
+        {"shard": 4},
+        "shard 4 says over how many ranks zero shards, and zero is 0; take zero 3, or leave it out",
+        {"zero": 3},
+    ),
+    "shard": (
+        {"cp": 2, "zero": 3, "shard": 6},
+        "shard 6 is no part of the 8 ranks of dp, cp and ulysses; take shard 4",
+        {"shard": 4},
+    ),
+    "shard over one": (
+        {"zero": 3, "shard": 1},
+        "shard 1 is no part of the 8 ranks of dp, cp and ulysses; take shard 2",
+        {"shard": 2},
+    ),
+    "nothing left to shard": (
+        {"tp": 8, "zero": 1, "shard": 2},
+        "shard 2 is no part of the 1 ranks of dp, cp and ulysses; leave shard out",
+        {"tp": 4},
     ),
     "heads": (
         {"cluster": "5xh100", "tp": 5},
@@ -323,6 +371,22 @@ def test_what_is_impossible_is_said_with_the_nearest_that_works(
     uniform(**(asked | mended))
 
 
+WHOLE = ("tp", "pp", "cp", "ulysses", "ep", "etp", "dp", "zero", "shard", "virtual", "micro_batch", "micro_batches")
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("value", ["2", 2.0, True], ids=repr)
+def test_what_is_no_whole_number_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(PlanError) as caught:
+        uniform(**{name: value})
+    assert str(caught.value) == f"{name} must be a whole number (got {value!r})"
+
+
+def test_a_number_of_layers_that_is_none_is_refused_by_its_place() -> None:
+    with pytest.raises(PlanError, match=r"^layers_per_stage\[1\] must be a whole number \(got '2'\)$"):
+        uniform(pp=2, layers_per_stage=[2, "2"])
+
+
 def test_experts_alone_may_be_sharded() -> None:
     plan = uniform(MOE, tp=8, etp=1, ep=4, sp=True, zero=3)
     states = {(row.part, role.state) for row in plan.stages[0].layers for role in row.roles.values()}
@@ -354,6 +418,7 @@ degrees = st.fixed_dictionaries(
     optional={
         **{name: st.sampled_from([1, 2, 3, 4, 6, 8]) for name in ("tp", "pp", "cp", "ep", "etp", "dp", "ulysses")},
         "zero": st.integers(0, 3),
+        "shard": st.sampled_from([1, 2, 3, 4, 6]),
         "virtual": st.integers(1, 3),
         "sp": st.booleans(),
         "micro_batch": st.integers(1, 4),

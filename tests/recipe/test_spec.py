@@ -1,8 +1,10 @@
 """What a recipe says of lengths and of the optimizer's state."""
 
+from typing import Any
+
 import pytest
 
-from meshwright.recipe.spec import BYTES, Optimizer, Recipe
+from meshwright.recipe.spec import BYTES, Kept, Optimizer, Recipe
 
 
 def test_a_length_is_the_models_where_it_fixes_one_and_else_the_recipes() -> None:
@@ -12,19 +14,30 @@ def test_a_length_is_the_models_where_it_fixes_one_and_else_the_recipes() -> Non
     assert [each.length("audio") for each in (one, several)] == [8, None]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "moments"),
-    [
-        ({"name": "adamw"}, 2),
-        ({"name": "lion"}, 1),
-        ({"name": "muon"}, 1),
-        ({"name": "adafactor"}, 0),
-        ({"name": "sgd"}, 0),
-        ({"name": "sgd", "momentum": 0.9}, 1),
-    ],
-)
-def test_an_optimizer_keeps_so_many_tensors_of_a_parameters_size(optimizer: dict[str, object], moments: int) -> None:
-    assert Optimizer.model_validate(optimizer).moments == moments
+ALIKE = {"sgd": Kept(), "sgd momentum": Kept(1), "lion": Kept(1), "adamw": Kept(2)}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("kind", ["matrix", "table", "vector"])
+def test_most_optimizers_keep_tensors_of_a_parameters_size(name: str, kind: Any) -> None:
+    asked, momentum = name.partition(" ")[::2]
+    assert Optimizer.model_validate({"name": asked, "momentum": 0.9 if momentum else 0}).kept(kind) == ALIKE[name]
+
+
+def test_adafactor_keeps_means_of_what_has_rows_and_columns() -> None:
+    kept = Optimizer(name="adafactor").kept
+    assert (kept("matrix"), kept("table"), kept("vector")) == (Kept(means=True), Kept(means=True), Kept(1))
+
+
+def test_muon_keeps_a_momentum_of_hidden_matrices_and_adams_moments_of_the_rest() -> None:
+    kept = Optimizer(name="muon").kept
+    assert (kept("matrix"), kept("table"), kept("vector")) == (Kept(1), Kept(2), Kept(2))
+
+
+def test_plain_descent_alone_keeps_nothing() -> None:
+    names = ["adamw", "sgd", "lion", "adafactor", "muon"]
+    assert [name for name in names if Optimizer.model_validate({"name": name}).keeps_nothing] == ["sgd"]
+    assert not Optimizer(name="sgd", momentum=0.9).keeps_nothing
 
 
 def test_a_narrower_dtype_has_fewer_bytes() -> None:

@@ -42,6 +42,8 @@ class Case:
     experts: dict[str, str] = field(default_factory=dict)
     """Roles of the routed experts, where the model has any."""
     execution: dict[str, str] = field(default_factory=dict)
+    schedule: str = ""
+    """Of the plan; otherwise that which the job follows."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def plan_of(case: Case) -> Inputs:
         batch=small.SAMPLES,
         sequence=small.LENGTH,
         micro_batches=job.micro_batches,
+        schedule=case.schedule or ("gpipe" if job.forwards_first else "1f1b"),
         execution=case.execution,
         recipe={"precision": precision, "clip_norm": CLIP if job.clipped else None},
     )

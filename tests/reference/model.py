@@ -38,6 +38,8 @@ class Job:
     """Routed experts in place of each MLP."""
     gathered_again: bool = True
     """Sequence parallelism keeps a rank's own positions, and gathers them again in backward."""
+    forwards_first: bool = False
+    """All micro-batches go forward before the first goes back."""
 
     def batches(self) -> list[tuple[Tensor, Tensor]]:
         """Tokens and labels of each micro-batch, all samples: [samples, seq]."""

@@ -21,6 +21,7 @@ CASES: dict[str, Case] = {
     "zero1": Case("zero1", {"all": "dp/zero1"}),
     "zero2": Case("zero2", {"all": "dp/zero2"}),
     "zero3": Case("zero3", {"all": "dp/zero3"}),
+    "zero3, forwards first": Case("zero3", {"all": "dp/zero3"}, Job(forwards_first=True)),
     "tp": Case("tp", {"all": "tp"}),
     "tp+sp": Case("tp_sp", {"all": "tp+sp"}, execution={"kernels": "megatron-flash"}),
     "tp+sp, inputs kept": Case("tp_sp", {"all": "tp+sp"}, Job(gathered_again=False), execution={"kernels": "hf-sdpa"}),
@@ -90,6 +91,10 @@ FAULTS: dict[str, tuple[Fault, Case]] = {
     "a gather too many": (faults.gather_twice, CASES["zero3"]),
     "keys and values apart": (faults.keys_and_values_apart, CASES["cp"]),
     "reduced in every micro-batch": (nullcontext, replace(CASES["zero1"], program="zero2")),
+    "the last layer gathered again": (
+        nullcontext,
+        replace(CASES["zero3"], job=Job(forwards_first=True), schedule="1f1b"),
+    ),
     "gathered again in backward": (nullcontext, replace(CASES["tp+sp"], execution={"kernels": "hf-sdpa"})),
 }
 

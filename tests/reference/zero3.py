@@ -1,6 +1,6 @@
 """ZeRO stage 3 (Rajbhandari 2020, section 5.3; Zhao 2023, FSDP, section 3): ranks keep shards alone. A layer is
 gathered for its forward and freed, and so again for its backward, whose gradients go to the shards. The last
-goes back at once.
+goes back at once, unless other micro-batches come between.
 """
 
 import torch.distributed as dist
@@ -25,11 +25,14 @@ def step(model: Model, kept: Kept, job: Job) -> Tensor:
         dist.all_gather_single(layers[place].room(), shards[place].detach().to(job.compute), group=group)
 
     def forward(tokens: Tensor, labels: Tensor) -> Passed:
-        return chain(model, tokens, labels, before=gather, after=lambda place: layers[place].free())
+        passed = chain(model, tokens, labels, before=gather, after=lambda place: layers[place].free())
+        if job.forwards_first:
+            layers[-1].free()
+        return passed
 
     def backward(passed: Passed, gradient: Tensor | None = None) -> None:
         for place, (x, out) in reversed(list(enumerate(passed))):
-            if place + 1 < len(passed):
+            if place + 1 < len(passed) or job.forwards_first:
                 gather(place)
             out.backward(gradient)
             gradient, mine = x.grad, zeros(len(shards[place]), dtype=job.sums)
@@ -37,8 +40,9 @@ def step(model: Model, kept: Kept, job: Job) -> Tensor:
             shards[place].grad += mine
             layers[place].free()
 
-    for tokens, labels in job.batches():
-        passed = forward(tokens.chunk(size)[rank], labels.chunk(size)[rank])
+    own = (tuple(part.chunk(size)[rank] for part in batch) for batch in job.batches())
+    runs = (forward(*batch) for batch in own)
+    for passed in list(runs) if job.forwards_first else runs:
         total += passed[-1][1].detach()
         backward(passed)
     reduce_numbers(loss=total, norm=(squares := square(shards, size)))

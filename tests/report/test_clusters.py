@@ -12,7 +12,7 @@ def test_without_a_word_everything_is_listed() -> None:
 
 
 def test_words_are_found_in_any_name_at_its_beginning() -> None:
-    assert {row["name"] for row in clusters_data("h100")["devices"]} == {"h100", "h100-pcie", "h100-nvl"}
+    assert {row["name"] for row in clusters_data("h100")["devices"]} == {"h100", "h100-500w", "h100-pcie", "h100-nvl"}
     assert clusters_data("h100")["links"] == []
     assert [row["name"] for row in clusters_data("A100 pcie 80gb")["devices"]] == ["a100-pcie-80gb"]
     assert [row["name"] for row in clusters_data("trillium")["devices"]] == ["tpu-v6e"]

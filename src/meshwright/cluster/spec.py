@@ -295,10 +295,10 @@ class Cluster(Document):
         """The slowest way that these devices must cross to talk: the level at which they all meet, or the link
         between pools; `one_way`: where only the first of them sends.
         """
-        pools = list({(pool := self.pool_of(rank)).name: pool for rank in ranks}.values())
-        if len(pools) > 1:
+        pool = self.pool_of(min(ranks))
+        if self.pool_of(max(ranks)) is not pool:
+            pools = list({(each := self.pool_of(rank)).name: each for rank in ranks}.values())
             return self._between(pools, pools[:1] if one_way else pools)
-        pool = pools[0]
         start = self.starts[self.pools.index(pool)]
         unit = 1
         for level in pool.levels:

@@ -28,13 +28,21 @@ class DeviceConstants(Record):
     """The length of a product's sums at which filling and draining doubles its time."""
     units: PositiveInt = 1
     """Multiprocessors that tiles are dealt to; 1: tiles do not matter."""
+    unaligned: Fraction = 1.0
+    """Of what products reach, those whose rows in memory do not begin at multiples of 16 bytes."""
     batched: Fraction = 1.0
     """Of the peak, the products of attention that writes its scores out."""
     flash: Fraction = 1.0
     """Of the peak, flash attention forward, by the FLOPs that its mask leaves."""
     flash_backward: Fraction = 1.0
+    softmax: NonNegativeFloat = 0.0
+    """The head dimension at which flash attention's exponentials take as long as its products."""
     memory: Fraction = 1.0
     """Of the memory's bandwidth, kernels that are bound by it."""
+    start: Seconds = 0.0
+    """Of the device, to begin and end one kernel: the least that a kernel takes."""
+    launch: Seconds = 0.0
+    """Of the host, to launch one kernel of forward: what small layers wait for (`launches`)."""
     spread: Fraction | Literal[0] = 0
     """What the computed peak of allocated memory misses by, as a share of it, up or down."""
     fragmentation: tuple[Factor, Factor] = (1.0, 1.0)
@@ -69,6 +77,10 @@ class Calibration(Document):
     """For devices that are not named."""
     links: dict[str, LinkConstants] = Field(default_factory=dict)
     other_links: LinkConstants = LinkConstants()
+    host: tuple[Factor, Factor] = (1.0, 1.0)
+    """What a byte that offload keeps on the host takes up there: low and high."""
+    hidden: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of tensor-parallel exchanges that are cut into pieces to hide behind products: the share that does."""
     contention: NonNegativeFloat = 0.0
     """What computing takes longer, as a share, while communication runs beside it."""
 

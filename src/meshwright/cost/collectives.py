@@ -27,6 +27,7 @@ cards. The slowest level decides, of a device alone in its node too: what leaves
 """
 
 import bisect
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -34,7 +35,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cluster.spec import MAX_DEVICES, MAX_POOLS, Cluster, Pool, Route
 from meshwright.cost.calibration import Calibration
@@ -106,12 +107,42 @@ def seconds(kind: Kind, size: float, ranks: int, way: Way) -> float:
 
 
 class Network:
-    """The links of a cluster, as process groups of a plan get them."""
+    """The links of a cluster, as process groups of a plan get them.
+
+    Two nodes of eight H100 have 8 cards of w = 50 GB/s each. All 16 devices, m = 8 of a node: a ring gets
+    50 x 8 x 8 / 8, less than the 450 of NVLink inside; of what each spreads, 8 in 15 leave its node over its own card;
+    and a hop leaves a node once, and reaches one card.
+
+    >>> from meshwright.cluster.shorthand import parse_cluster
+    >>> def rates(network: Network, *ranks: int) -> list[float]:
+    ...     kinds: list[Traffic] = ["ring", "spread", "scatter", "hop"]
+    ...     return [network.way(ranks, traffic).bandwidth / 1e9 for traffic in kinds]
+    >>> rates(Network(parse_cluster("2x8xh100")), *range(16))
+    [400.0, 93.75, 50.0, 50.0]
+
+    Two devices of each (m = 2, n = 4, a hop's f = 1), and one of each, beside seven such pairs on the other cards:
+
+    >>> rates(Network(parse_cluster("2x8xh100")), 0, 1, 8, 9), rates(Network(parse_cluster("2x8xh100")), 0, 8)
+    ([100.0, 75.0, 50.0, 50.0], [50.0, 50.0, 50.0, 50.0])
+
+    Nodes of four A10G have one card of 12.5 GB/s. Two devices of a node get half of it, for the one message of a ring's
+    hop too; where ranks alternate between the nodes both messages of a node leave it, and share that half.
+
+    >>> a10g = Network(parse_cluster("2x4xa10g"))
+    >>> rates(a10g, 0, 1, 4, 5), rates(a10g, 0, 4, 1, 5)
+    ([6.25, 4.6875, 3.125, 6.25], [6.25, 4.6875, 3.125, 3.125])
+
+    A lone message between the nodes has the card to itself; four at once have a quarter each:
+
+    >>> [a10g.crossing(pairs).bandwidth / 1e9 for pairs in ([(0, 4)], [(0, 4), (1, 5), (2, 6), (3, 7)])]
+    [12.5, 3.125]
+    """
 
     def __init__(self, cluster: Cluster, calibration: Calibration | None = None) -> None:
         self.cluster = _as_reached(cluster, calibration) if calibration else cluster
         self._sizes = [pool.size for pool in cluster.pools]
         self._below = [_below(pool) for pool in cluster.pools]
+        self._node = [_node(pool) for pool in cluster.pools]
         self._first = [self.cluster.links[pool.levels[0].link].bandwidth for pool in cluster.pools]
         self._ways: dict[tuple[tuple[int, ...], Traffic], Way] = {}
 
@@ -171,7 +202,7 @@ class Network:
         shares = (out.cards / out.unit * members[unit] / count for unit, count in leaving.items())
         return link * min(out.nearest, *shares)
 
-    def crossing(self, pairs: Sequence[tuple[int, int]]) -> Way:
+    def crossing(self, pairs: ArrayLike) -> Way:
         """What the busiest device gets of the way between two groups, of which each first sends to each second at the
         same time. Those that leave a node, or enter it, share its cards; none uses more than its nearest.
         """
@@ -201,6 +232,13 @@ class Network:
         moved: NDArray[np.int64] = pairs - (lowest // below[pools] * below[pools] * inside)[:, None]
         return moved
 
+    def nodes(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node: devices that links of the innermost kind join, whatever levels these make up."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for rank in ranks:
+            found.setdefault(self._unit(rank, self._node[self._pool(rank)]), []).append(rank)
+        return tuple(tuple(node) for node in found.values())
+
     def _unit(self, rank: int, size: int) -> tuple[int, int]:
         """Which unit of so many devices a device is in: its pool and the unit's number."""
         number = self._pool(rank)
@@ -214,12 +252,17 @@ class Network:
 
     def pattern(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """The same ranks, moved to the first place in their pool where they lie in the same way."""
-        number = self._pool(ranks[0])
-        start, lowest = self.cluster.starts[number], min(ranks)
-        if lowest < start or max(ranks) >= start + self._sizes[number]:
-            return ranks
-        shift = (lowest - start) // self._below[number] * self._below[number]
+        shift = self.shift(ranks[0], min(ranks), max(ranks))
         return tuple([rank - shift for rank in ranks]) if shift else ranks
+
+    def shift(self, first: int, lowest: int, highest: int) -> int:
+        """How far ranks, by the first, the lowest and the highest of them, lie from the first such place in their pool;
+        none where they lie in several.
+        """
+        number = self._pool(first)
+        start, below = self.cluster.starts[number], self._below[number]
+        apart = lowest < start or highest >= start + self._sizes[number]
+        return 0 if apart else (lowest - start) // below * below
 
     def _pool(self, rank: int) -> int:
         """The number of a device's pool."""
@@ -240,6 +283,12 @@ def _as_reached(cluster: Cluster, calibration: Calibration) -> Cluster:
             }
         )
     return cluster.model_copy(update={"links": links})
+
+
+def _node(pool: Pool) -> int:
+    """Devices that the innermost kind of link joins: 8 of an HGX node, the 72 of an NVL72 rack."""
+    inner = itertools.takewhile(lambda level: level.link == pool.levels[0].link, pool.levels)
+    return math.prod(level.size for level in inner)
 
 
 def _below(pool: Pool) -> int:

@@ -6,21 +6,24 @@ it is wanted. Flash attention computes the scores again, and skips what a mask h
 Williams 2009 for the roofline.
 """
 
+import operator
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from meshwright.cluster.spec import Pool
 from meshwright.cost.calibration import DeviceConstants
+from meshwright.cost.casts import casts
 from meshwright.cost.efficiency import Peaks, product_seconds
 from meshwright.cost.kernels import KernelSet
+from meshwright.cost.launches import launched
 from meshwright.cost.placement import Placement
 from meshwright.cost.products import Product, gradients, products
+from meshwright.cost.repeats import is_repeated
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Storage
-from meshwright.model.operators import Attention, Convolution, Dropout, Experts, Linear, Loss, Router
+from meshwright.model.operators import Attention, Convolution, Experts, Linear, Router
 from meshwright.model.work import Flops
-from meshwright.plan.spec import Recompute, Save
-from meshwright.recipe.spec import BYTES, Recipe
+from meshwright.plan.spec import Recompute
 
 
 class Machine(NamedTuple):
@@ -44,7 +47,7 @@ class Machine(NamedTuple):
 
 
 def machines(placement: Placement, group: str) -> list[Machine]:
-    return placement.once(
+    return placement.calibrated(
         ("machines", group), lambda: [_machine(placement, pool) for pool, _ in placement.pools(group)]
     )
 
@@ -74,54 +77,112 @@ class Seconds(NamedTuple):
 
     def plus(self, other: "Seconds") -> "Seconds":
         """Both together."""
-        return Seconds(*(one + more for one, more in zip(self, other, strict=True)))
+        return Seconds(
+            self.forward + other.forward,
+            self.recompute + other.recompute,
+            self.backward + other.backward,
+            self.weight + other.weight,
+        )
 
-    def slower(self, times: float) -> "Seconds":
-        """So many times as long."""
-        return Seconds(*(times * one for one in self))
+
+class Flash(NamedTuple):
+    """Flash attention, of what the mask leaves."""
+
+    forward: float
+    """FLOPs."""
+    backward: float
+    """FLOPs, with the scores computed again."""
+    head_dim: int
 
 
-def operator_seconds(share: Share, kernels: KernelSet, storage: Storage, machine: Machine) -> Seconds:
+class Load(NamedTuple):
+    """What an operator's time depends on, whatever the machine."""
+
+    moved: tuple[float, float]
+    """Bytes to and from memory, forward and backward; where there are products, by the kernels beside them."""
+    launches: float
+    """Kernels of forward; backward has twice as many."""
+    passes: bool
+    learns: bool
+    flash: "Flash | None" = None
+    """In place of products."""
+    products: tuple[tuple[Product, ...], tuple[Product, ...], tuple[Product, ...]] = ((), (), ())
+    """Of forward, and of backward for the gradients of the input and of the weight."""
+    batched: bool = False
+    """True for the many small products of an attention core."""
+    narrow: float | None = None
+    """Bytes of a number that is multiplied, where the recipe has a narrower dtype for products with weights."""
+
+
+def load_of(share: Share, kernels: KernelSet, storage: Storage, narrow: float | None = None) -> Load:
+    """What a rank's share of an operator asks of a machine; `narrow` as in Load, for operators that have weights."""
+    moved = kernels.use(share, storage).moved
+    load = Load((moved, 2 * moved), launched(kernels.name, share), share.passes, share.learns)
+    batched = isinstance(share.operator, Attention)
+    if isinstance(share.operator, Attention) and kernels.is_flash(share, storage):
+        return load._replace(flash=_flash(share, share.operator))
+    forward = products(share.operator, share.work)
+    if not forward:
+        return load
+    by_input, by_weight = gradients(share.operator, forward)
+    by_weights = isinstance(share.operator, Linear | Experts | Convolution)
+    if not (by_weights or isinstance(share.operator, Router)):
+        by_input, by_weight = by_input + by_weight, ()
+    narrow = narrow if by_weights else None
+    found = (forward, by_input * load.passes, by_weight * load.learns)
+    back = found[1] + found[2]
+    beside = (_beside(moved, forward, storage), _beside(2 * moved, back, storage) if back else 0.0)
+    if narrow is not None:
+        cast = casts(share, kernels, storage.element, narrow)
+        beside = beside[0] + cast[0], beside[1] + cast[1]
+    return load._replace(moved=beside, products=found, batched=batched, narrow=narrow)
+
+
+def _beside(moved: float, shapes: tuple[Product, ...], storage: Storage) -> float:
+    """Bytes that are not those of products."""
+    return max(0.0, moved - storage.element * sum(shape.numbers for shape in shapes))
+
+
+def _flash(share: Share, core: Attention) -> Flash:
+    flops = core.flops(share.work)
+    seen = _seen(flops)
+    return Flash(flops.forward * seen, (flops.by_input + flops.again) * seen, core.head_dim)
+
+
+def operator_seconds(load: Load, storage: Storage, machine: Machine) -> Seconds:
     """One operator, without recompute.
 
     >>> from meshwright.cost.kernels import KERNEL_SETS
     >>> from meshwright.model.work import Work
     >>> share = Share(Linear(inputs=1024, outputs=4096), Work(1, 512, 512), learns=True, passes=True)
-    >>> operator_seconds(share, KERNEL_SETS["hf-sdpa"], Storage(), Machine(1e12, 1e12, 1e12))[:3]
+    >>> load = load_of(share, KERNEL_SETS["hf-sdpa"], Storage())
+    >>> operator_seconds(load, Storage(), Machine(1e12, 1e12, 1e12))[:3]
     (0.004294967296, 0.0, 0.008589934592)
     """
-    moved = kernels.use(share, storage).moved / machine.streamed
-    if isinstance(share.operator, Attention) and kernels.is_flash(share, storage):
-        forward, by_input, by_weight = (*_flash(share, machine), 0.0)
-    else:
-        forward, by_input, by_weight = _products(share, storage, machine)
-    found = Seconds(max(forward, moved))
-    if share.passes or share.learns:
-        backward = max(by_input * share.passes + by_weight * share.learns, 2 * moved)
-        found = found._replace(backward=backward, weight=by_weight * share.learns)
-    return found.slower(machine.slowdown)
+    slowdown, started = machine.slowdown, load.launches * machine.reached.start
+    moved, moved_back = (size / machine.streamed for size in load.moved)
+    forward, by_input, weight = _computed(load, storage, machine)
+    together = max if load.flash else operator.add  # one kernel, or one after the other
+    backward = together(by_input + weight, moved_back) + 2 * started if load.passes or load.learns else 0.0
+    return Seconds(slowdown * (together(forward, moved) + started), 0.0, slowdown * backward, slowdown * weight)
 
 
-def _flash(share: Share, machine: Machine) -> tuple[float, float]:
-    """Forward, and backward with the scores computed again: of what the mask leaves."""
-    flops = share.operator.flops(share.work)
-    seen, reached = _seen(flops), machine.reached
-    forward = flops.forward * seen / (machine.compute * reached.flash)
-    return forward, (flops.by_input + flops.again) * seen / (machine.compute * reached.flash_backward)
-
-
-def _products(share: Share, storage: Storage, machine: Machine) -> tuple[float, float, float]:
+def _computed(load: Load, storage: Storage, machine: Machine) -> tuple[float, float, float]:
     """Forward, and backward's products for the gradient of the input and of the weight."""
-    by_weights = isinstance(share.operator, Linear | Experts | Convolution)
-    peaks = Peaks(machine.matmul if by_weights else machine.compute, machine.memory, storage.element)
-    found, batched = products(share.operator, share.work), isinstance(share.operator, Attention)
-
-    def seconds(shapes: Iterable[Product]) -> float:
-        return sum(product_seconds(shape, peaks, machine.reached, batched=batched) for shape in shapes)
-
-    both = tuple(seconds(side) for side in gradients(share.operator, found))
-    has_weight = by_weights or isinstance(share.operator, Router)
-    return (seconds(found), *(both if has_weight else (sum(both), 0.0)))
+    reached = machine.reached
+    if load.flash:
+        slowed = 1 + reached.softmax / load.flash.head_dim
+        forward = load.flash.forward * slowed / (machine.compute * reached.flash)
+        return forward, load.flash.backward * slowed / (machine.compute * reached.flash_backward), 0.0
+    if not load.products[0]:
+        return 0.0, 0.0, 0.0
+    element = storage.element if load.narrow is None else load.narrow
+    rate = machine.compute if load.narrow is None else machine.matmul
+    peaks = Peaks(rate, machine.memory, element, storage.element)
+    forward, by_input, by_weight = (
+        sum([product_seconds(shape, peaks, reached, batched=load.batched) for shape in side]) for side in load.products
+    )
+    return forward, by_input, by_weight
 
 
 def needed_flops(share: Share) -> float:
@@ -139,50 +200,33 @@ def _seen(flops: Flops) -> float:
     return 1 - flops.masked / flops.forward if flops.forward else 1.0
 
 
-def layer_seconds(
-    shares: Iterable[Share], recompute: Recompute, kernels: KernelSet, storage: Storage, machine: Machine
-) -> Seconds:
-    """The computing of one layer's operators for one micro-batch, on one device."""
-    total = Seconds()
+class LayerLoad(NamedTuple):
+    """The operators of a layer, and those of them whose forward runs once more in backward."""
+
+    loads: tuple[Load, ...]
+    again: tuple[bool, ...]
+
+
+def layer_load(
+    shares: Iterable[Share],
+    recompute: Recompute,
+    kernels: KernelSet,
+    storage: Storage,
+    narrow: float | None = None,
+) -> LayerLoad:
+    """What a layer's operators ask of a machine, under a row's recompute."""
+    loads, again = list[Load](), list[bool]()
     for share in shares:
-        one = operator_seconds(share, kernels, storage, machine)
-        again = one.forward if one.backward and is_repeated(share, recompute) else 0.0
-        total = total.plus(one._replace(recompute=again))
-    return total
+        loads.append(load_of(share, kernels, storage, narrow))
+        again.append((share.passes or share.learns) and is_repeated(share, recompute))
+    return LayerLoad(tuple(loads), tuple(again))
 
 
-def is_core(share: Share) -> bool:
-    """Whether an operator belongs to the core attention, which selective recompute computes again."""
-    operator = share.operator
-    return isinstance(operator, Attention) or (isinstance(operator, Dropout) and operator.of == "attention")
-
-
-def is_repeated(share: Share, recompute: Recompute) -> bool:
-    """Whether recompute runs an operator again: not the loss, whose backward follows at once."""
-    if isinstance(share.operator, Loss):
-        return False
-    if isinstance(recompute, Save):
-        matmul = isinstance(share.operator, Linear | Experts | Router | Convolution)
-        return not ((matmul and "matmul" in recompute.save) or (is_core(share) and "attention" in recompute.save))
-    return recompute == "full" or (recompute == "selective" and is_core(share))
-
-
-def optimizer_bytes(recipe: Recipe, learning: float) -> float:
-    """What the optimizer's step reads and writes for so many parameters of a rank: the gradient, once more where it is
-    clipped; every moment, and the master copy where there is one, twice; and the parameter, which is only written where
-    there is a master copy.
-
-    >>> optimizer_bytes(Recipe(global_batch=1, sequence=1), 1.0)
-    34.0
-    """
-    precision, optimizer = recipe.precision, recipe.optimizer
-    gradient = BYTES[precision.reduce] * (1 + (recipe.clip_norm is not None))
-    moments = 2 * optimizer.moments * BYTES[optimizer.state]
-    master = master_bytes(recipe)
-    return learning * (gradient + moments + 2 * master + BYTES[precision.compute] * (1 if master else 2))
-
-
-def master_bytes(recipe: Recipe) -> float:
-    """Bytes of the optimizer's own copy of a parameter; none where it has the dtype that is computed with anyhow."""
-    precision = recipe.precision
-    return BYTES[precision.master] if precision.master and precision.master != precision.compute else 0.0
+def layer_seconds(layer: LayerLoad, storage: Storage, machine: Machine) -> Seconds:
+    """The computing of one layer's operators for one micro-batch, on one device."""
+    forward = recompute = backward = weight = 0.0
+    for load, again in zip(layer.loads, layer.again, strict=True):
+        one = operator_seconds(load, storage, machine)
+        forward, backward, weight = forward + one.forward, backward + one.backward, weight + one.weight
+        recompute += one.forward * again
+    return Seconds(forward, recompute, backward, weight)

@@ -3,17 +3,19 @@
 Never more than the peak, so that no time lies under the roofline (Williams 2009):
 
     a matrix product   FLOPs / (peak · fraction) · tiles · (1 + inner / K), or its bytes / (bandwidth · fraction)
-    flash attention    FLOPs that the mask leaves / (peak · fraction)
+    flash attention    FLOPs that the mask leaves / (peak · fraction) · (1 + softmax / head dimension)
     anything else      bytes / (bandwidth · fraction)
 
 `tiles` is what is computed over what is wanted, when an output of M x N is cut into tiles of which each unit (a
 multiprocessor) makes one at a time: the last tiles of a row or column stick out, and the last wave leaves units idle
 (NVIDIA, Matrix Multiplication Background User's Guide, sections 3.1 and 3.2). K, the length of the sums, has to fill
-and drain a tile's pipeline: `inner` is the length at which that doubles the time.
+and drain a tile's pipeline: `inner` is the length at which that doubles the time. Between its two products, flash
+attention takes an exponential of each score, for which a multiprocessor has few units: `softmax` is the head dimension
+at which they take as long as the products (Shah 2024, "FlashAttention-3", section 2.2, has the rates of an H100).
 """
 
-import math
 from functools import lru_cache
+from math import ceil
 from typing import NamedTuple
 
 from meshwright.cost.calibration import DeviceConstants
@@ -35,7 +37,6 @@ SPLITS = (1, 2, 4, 8, 16, 32, 64)
 """Pieces into which the sums of a product may be cut, so that few tiles with long sums fill all units (split-K)."""
 
 
-@lru_cache(maxsize=4096)
 def tile_waste(product: Product, units: int, inner: float = 0.0) -> float:
     """Time over that of perfect tiles, with the best of the tile sizes and pieces of the sums; 1 for a device of one
     unit, which has no tiles. `inner`: the length of a piece's sums at which filling and draining double its time.
@@ -54,16 +55,26 @@ def tile_waste(product: Product, units: int, inner: float = 0.0) -> float:
     """
     if units <= 1:
         return 1 + inner / product.inner
+    return max(1.0, min([waste * (1 + inner * pieces / product.inner) for pieces, waste in tile_wastes(product, units)]))
+
+
+@lru_cache(maxsize=16384)
+def tile_wastes(product: Product, units: int) -> tuple[tuple[int, float], ...]:
+    """For each number of pieces of the sums, the waste of the best tiles, before pieces are filled and drained."""
     wanted = product.rows * product.columns * product.batch
-    best = math.inf
-    for rows, columns, speed in TILES:
-        tiles = math.ceil(product.rows / rows) * math.ceil(product.columns / columns) * product.batch
-        for pieces in SPLITS:
-            if pieces == 1 or product.inner / pieces >= _SHORTEST:
-                waves = math.ceil(tiles * pieces / units) / pieces
-                ramp = 1 + inner * pieces / product.inner
-                best = min(best, waves * units * rows * columns / wanted / speed * ramp)
-    return max(1.0, best)
+    tiles = [
+        (ceil(product.rows / rows) * ceil(product.columns / columns) * product.batch, rows, columns, speed)
+        for rows, columns, speed in TILES
+    ]
+    return tuple(
+        (pieces, min([_waves(count, pieces, units) * units * a * b / wanted / speed for count, a, b, speed in tiles]))
+        for pieces in SPLITS
+        if pieces == 1 or product.inner / pieces >= _SHORTEST
+    )
+
+
+def _waves(tiles: float, pieces: int, units: int) -> float:
+    return ceil(tiles * pieces / units) / pieces
 
 
 _SHORTEST = 256
@@ -78,7 +89,22 @@ class Peaks(NamedTuple):
     memory: float
     """Bytes per second."""
     element: float
-    """Bytes of a number."""
+    """Bytes of a number that is read."""
+    result: float = 0.0
+    """Of one that is written, where that is another."""
+
+
+def is_aligned(product: Product) -> bool:
+    """Whether rows of the operands and of the result are whole multiples of eight numbers, 16 bytes in two-byte dtypes,
+    which tensor cores are fed in (NVIDIA, Matrix Multiplication Background User's Guide, section 3.1). A share that is
+    no whole number is not one of a real row.
+
+    >>> is_aligned(Product(2048, 2048, 150)), is_aligned(Product(2048, 50257, 768)), is_aligned(Product(1, 64, 64))
+    (False, False, True)
+    """
+    return not (product.inner % 8 and product.inner == int(product.inner)) and not (
+        product.columns % 8 and product.columns == int(product.columns)
+    )
 
 
 def product_seconds(product: Product, peaks: Peaks, constants: DeviceConstants, *, batched: bool = False) -> float:
@@ -96,7 +122,8 @@ def product_seconds(product: Product, peaks: Peaks, constants: DeviceConstants, 
     """
     if not product.flops:
         return 0.0
-    fraction = constants.batched if batched else constants.matmul
+    fraction = (constants.batched if batched else constants.matmul) * (1 if is_aligned(product) else constants.unaligned)
     waste = tile_waste(product, constants.units, constants.inner)
     compute = product.flops / (peaks.compute * fraction) * waste
-    return max(compute, product.numbers * peaks.element / (peaks.memory * constants.memory))
+    moved = product.read * peaks.element + product.written * (peaks.result or peaks.element)
+    return max(compute, moved / (peaks.memory * constants.memory))

@@ -1,22 +1,25 @@
 """What a plan takes and what it fills: step time with its parts, and memory, from model, cluster and recipe."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from meshwright.cost.blocks import Block
 from meshwright.cost.calibration import IDEAL, Calibration
 from meshwright.cost.compute import machines, needed_flops
+from meshwright.cost.host import HostMemory
 from meshwright.cost.layer_times import Spent
-from meshwright.cost.memory import Memory, plan_memory
-from meshwright.cost.offload import host_link
+from meshwright.cost.memory import Memory
+from meshwright.cost.orders import Order
+from meshwright.cost.overlap import MIB
 from meshwright.cost.placement import Placement
-from meshwright.cost.simulation import SharedPool, Timeline, simulate
+from meshwright.cost.simulation import SharedPool, StageTime, Timeline, simulate
 from meshwright.cost.stage_times import PARTS, Stages
-from meshwright.cost.verdict import MemoryVerdict
+from meshwright.cost.verdict import MemoryVerdict, memory_verdict
 from meshwright.errors import PlanError
 from meshwright.plan.rules import Inputs, check_plan
-from meshwright.plan.spec import Offload
+from meshwright.plan.rules_schedule import OF_SCHEDULES
 from meshwright.units import show_count, show_seconds
 
 _ROUNDING = 1e-9  # of a step: less is what floating-point sums leave
@@ -45,8 +48,10 @@ class Estimate:
     timeline: Timeline
     calibration: str
     """What the devices reach of their peaks, and where that is from."""
+    hosts: tuple[HostMemory, ...] = ()
+    """The memory of nodes, where something is offloaded."""
     notes: tuple[str, ...] = ()
-    """What the figures leave out."""
+    """What a reader should know: the warnings of the rules, and what the figures leave out."""
 
     @property
     def memory_peak_bytes(self) -> float:
@@ -55,15 +60,18 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank fits into its device, but for a small chance (`memory.ACCEPTED`)."""
-        return MemoryVerdict(self.memory).fits
+        """Whether every rank fits into its device and its host, but for a small chance (`memory.ACCEPTED`)."""
+        return self._judged.fits
 
     @property
     def verdict(self) -> str:
         """One sentence."""
         pace = f"{show_seconds(self.step_time_s)} a step, {show_count(self.tokens_per_s)} tokens/s, MFU {self.mfu:.1%}"
-        judged = MemoryVerdict(self.memory)
-        return f"{judged.word}: {judged.sentence}; {pace}"
+        return f"{self._judged.word}: {self._judged.sentence}; {pace}"
+
+    @property
+    def _judged(self) -> MemoryVerdict:
+        return MemoryVerdict(self.memory, self.hosts)
 
     def as_data(self) -> dict[str, Any]:
         """Plain data for `--json`; the timeline has a format of its own."""
@@ -77,38 +85,64 @@ class Estimate:
             "verdict": self.verdict,
             "parts": dict(self.parts),
             "groups": [each.as_data() for each in self.memory],
+            "hosts": [each.as_data() for each in self.hosts],
             "calibration": self.calibration,
             "notes": list(self.notes),
         }
 
 
-def estimate_plan(inputs: Inputs, calibration: Calibration | None = None) -> Estimate:
-    """Predict a plan, with what devices and links reach by a calibration; none: the public one. Raises PlanError, with
-    every problem, for a plan without meaning.
+def estimate_plan(
+    inputs: Inputs, calibration: Calibration | None = None, *, orders: tuple[Order, ...] | None = None
+) -> Estimate:
+    """Predict a plan, with what devices and links reach by a calibration; none: the public one. `orders` stand in place
+    of the plan's schedule, whose rules do not count then. Raises PlanError, with every problem, for a plan without
+    meaning.
     """
-    problems = [problem for problem in check_plan(inputs) if problem.severity == "error"]
-    if problems:
-        raise PlanError("the plan has no meaning:\n" + "\n".join(str(problem) for problem in problems))
-    placement = Placement(inputs, calibration)
-    stages = Stages(placement)
-    timeline = simulate(
-        placement.orders,
-        [work.time() for work in stages.work],
-        stages.links,
-        norm=stages.norm,
-        pools=_shared_pools(placement),
-    )
-    memory = plan_memory(placement)
+    problems = [each for each in check_plan(inputs) if orders is None or each.rule not in OF_SCHEDULES]
+    errors = [str(problem) for problem in problems if problem.severity == "error"]
+    if errors:
+        raise PlanError("the plan has no meaning:\n" + "\n".join(errors))
+    found = estimate_placement(Placement(inputs, calibration, orders=orders))
+    return replace(found, notes=(*map(str, problems), *found.notes))
+
+
+def estimate_placement(placement: Placement) -> Estimate:
+    """The same of a plan that has a meaning, by the calibration of its placement. For another calibration the rest is
+    known already: `estimate_placement(placement.with_calibration(other))`.
+    """
+    stages, timeline = run_step(placement)
+    memory = memory_verdict(placement)
     return Estimate(
         step_time_s=timeline.seconds,
         tokens_per_s=_tokens(placement) / timeline.seconds,
         mfu=model_flops(placement) / (peak_flops(placement) * timeline.seconds),
         bubble=timeline.bubble,
         parts=_parts(stages, timeline),
-        memory=memory,
+        memory=memory.groups,
+        hosts=memory.hosts,
         timeline=timeline,
         calibration=f"{placement.calibration.name}: {placement.calibration.source}",
-        notes=tuple(_notes(placement)),
+        notes=(*_notes(placement), *_bucket_note(stages, timeline)),
+    )
+
+
+def run_step(placement: Placement) -> tuple[Stages, Timeline]:
+    """The times of a plan's stages, and the step that they make: `timeline.seconds`, without memory and the rest."""
+    stages = Stages(placement)
+    return stages, _timeline(stages, stages.times())
+
+
+def _timeline(stages: Stages, times: Sequence[StageTime]) -> Timeline:
+    placement = stages.placement
+    pools = _shared_pools(placement)
+    return simulate(
+        placement.orders,
+        times,
+        stages.links,
+        tied=stages.tied,
+        norm=stages.norm,
+        pools=pools,
+        contention=placement.calibration.contention,
     )
 
 
@@ -130,18 +164,22 @@ def _parts(stages: Stages, timeline: Timeline) -> dict[str, float]:
     for number, stage in enumerate(placement.plan.stages):
         if stage.on == placement.running[busiest]:
             spent.add_all(stages.work[number].step(placement.plan.micro_batches))
+    spent.add("expert", -timeline.hidden[busiest])
     # Where groups share computing, what they do in turns goes faster than all at once.
-    own = timeline.busy[busiest] - _norm(timeline, busiest)
+    together = _together(timeline, busiest)
+    own = timeline.busy[busiest] - together
     faster = own / spent.total if spent.total else 1.0
     spent = Spent({part: time * faster for part, time in spent.parts.items()})
-    spent.add("state", _norm(timeline, busiest))
+    spent.add("state", together)
     parts = {part: spent.parts.get(part, 0.0) for part in PARTS}
     waiting = timeline.seconds - sum(parts.values())
     return parts | {"bubble": waiting if waiting > _ROUNDING * timeline.seconds else 0.0}
 
 
-def _norm(timeline: Timeline, group: int) -> float:
-    return sum(span.end - span.start for span in timeline.finish if span.group == group and span.kind == "norm")
+def _together(timeline: Timeline, group: int) -> float:
+    """Seconds of a group's reductions with other groups."""
+    spans = (span for span in timeline.finish if span.group == group and span.kind in ("tied", "norm"))
+    return sum(span.end - span.start for span in spans)
 
 
 def _tokens(placement: Placement) -> float:
@@ -176,10 +214,25 @@ def peak_flops(placement: Placement) -> float:
 def _notes(placement: Placement) -> list[str]:
     """What the reader should know of the figures."""
     plan, notes = placement.plan, list[str]()
-    away = [stage.on for stage in plan.stages for row in stage.layers if row.offload != Offload()]
-    if any(host_link(placement, group) is None for group in away):
-        notes.append("the cluster says nothing of its hosts: the time of offload's copies is not counted")
+    if placement.given_orders is not None:
+        notes.append(f"actions are in the order that was given: the schedule '{plan.schedule}' has no effect")
     used = {pool.device for name in plan.groups for pool, _ in placement.pools(name)}
     for name in sorted(used - placement.calibration.devices.keys() if placement.calibration is not IDEAL else ()):
         notes.append(f"calibration '{placement.calibration.name}' does not know '{name}', which gets its 'others'")
     return notes
+
+
+def _bucket_note(stages: Stages, timeline: Timeline) -> Iterator[str]:
+    """What another size of buckets would save of the step, where that is worth a word."""
+    own = stages.placement.plan.execution.bucket_mib
+    least = _WORTH_A_WORD * timeline.seconds
+    exposed = [each for each in stages.reductions.values() if each.exposed(own * MIB) >= least]
+    sizes = {each.best_bucket / MIB for each in exposed} - {own}
+    steps = {size: _timeline(stages, stages.times(size)).seconds for size in sorted(sizes)}
+    size = min(steps, key=steps.__getitem__, default=own)
+    saved = timeline.seconds - steps.get(size, timeline.seconds)
+    if sizes and saved >= least:
+        yield f"'bucket_mib: {size:g}' would take {saved / timeline.seconds:.1%} off the step; it is {own:g}"
+
+
+_WORTH_A_WORD = 0.01

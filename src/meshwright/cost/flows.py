@@ -2,10 +2,12 @@
 the operators stand.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from meshwright.cost.kernels import KernelSet
+from meshwright.cost.routing import Routing, routing_of
 from meshwright.cost.shares import Share, elements
 from meshwright.model.operators import Add, Attention, Dropout, Embedding, Experts, Linear, Loss
 from meshwright.plan.spec import Recompute, Row, Save
@@ -27,6 +29,8 @@ class Flow(NamedTuple):
     bytes: float
     when: When
     times: int = 1
+    routing: Routing | None = None
+    """Where the experts may lie that positions are sent to."""
 
 
 def active(axes: Iterable[str], mesh: Mapping[str, int]) -> tuple[str, ...]:
@@ -46,6 +50,8 @@ class Roles(NamedTuple):
     ulysses: tuple[str, ...]
     experts: tuple[str, ...]
     ring_size: int
+    pieces: int
+    """Ranks of both kinds of tensor parallelism."""
 
     @property
     def tensor(self) -> tuple[str, ...]:
@@ -55,12 +61,14 @@ class Roles(NamedTuple):
 
 def roles_of(row: Row, mesh: Mapping[str, int]) -> Roles:
     """The roles of a row on a mesh."""
-    ring = active(row.axes("cp"), mesh)
-    size = 1
-    for axis in ring:
-        size *= mesh[axis]
-    plain, scattered = active(row.axes("tp"), mesh), active(row.axes("tp+sp"), mesh)
-    return Roles(plain, scattered, ring, active(row.axes("ulysses"), mesh), active(row.axes("ep"), mesh), size)
+
+    def size(axes: tuple[str, ...]) -> int:
+        return math.prod(mesh[axis] for axis in axes)
+
+    plain, scattered, ring, ulysses, experts = (
+        active(row.axes(split), mesh) for split in ("tp", "tp+sp", "cp", "ulysses", "ep")
+    )
+    return Roles(plain, scattered, ring, ulysses, experts, size(ring), size(plain + scattered))
 
 
 def role_flows(shares: Sequence[Share], roles: Roles, kernels: KernelSet, element: float) -> list[Flow]:
@@ -97,7 +105,7 @@ def _entering(share: Share, roles: Roles, kernels: KernelSet, element: float) ->
     operator = share.operator
     assert isinstance(operator, Linear | Experts)
     width = operator.hidden if isinstance(operator, Experts) else operator.inputs
-    size = element * share.work.positions * width
+    size = element * share.sent * width
     flows = []
     if roles.plain and share.passes:
         flows.append(Flow("tensor", "all_reduce", roles.plain, size, "backward"))
@@ -122,7 +130,7 @@ def _leaving(share: Share, roles: Roles, element: float) -> list[Flow]:
     """
     operator = share.operator
     assert isinstance(operator, Linear | Embedding | Experts)
-    size = element * elements(operator, share.work)
+    size = element * elements(operator, share.work) / share.crowding
     flows = []
     if roles.plain:
         flows.append(Flow("tensor", "all_reduce", roles.plain, size, "forward"))
@@ -174,8 +182,8 @@ def _ulysses(core: Attention, share: Share, roles: Roles, element: float) -> lis
 
 
 def _dispatch(experts: Experts, share: Share, roles: Roles, element: float) -> list[Flow]:
-    """Positions go to their experts and come back, once forward and once backward, evenly spread (Lepikhin 2020,
-    section 3.2): element x positions x top-k x hidden bytes of a rank, 2 x 16 x 2 x 8.
+    """Positions go to their experts and come back, once forward and once backward (Lepikhin 2020, section 3.2): element
+    x positions x top-k x hidden bytes, 2 x 16 x 2 x 8, of the rank to which most come; evenly spread, of any.
 
     >>> from meshwright.model.work import Work
     >>> experts = Experts(count=4, top_k=2, hidden=8, ffn=24)
@@ -186,7 +194,7 @@ def _dispatch(experts: Experts, share: Share, roles: Roles, element: float) -> l
     """
     size = element * share.work.positions * experts.top_k * experts.hidden
     ways: tuple[When, ...] = ("forward", "backward") if share.passes or share.learns else ("forward",)
-    return [Flow("expert", "all_to_all", roles.experts, size, way, 2) for way in ways]
+    return [Flow("expert", "all_to_all", roles.experts, size, way, 2, routing_of(experts)) for way in ways]
 
 
 def last_sums(shares: Sequence[Share], roles: Roles) -> int:

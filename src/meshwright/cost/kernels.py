@@ -11,7 +11,8 @@ One model differs more than two-fold between implementations, so both figures be
   (`tests/cost/test_saved_compiled.py` has the numbers).
 * `megatron-fused`: the inventory of Korthikanti 2022, section 4.1, for GPT, and what it comes to for others: every
   kernel keeps its input alone. `megatron-flash`: the same with FlashAttention (Dao 2022): queries, keys, values, and a
-  number for each row.
+  number for each row. `megatron-eager`, `megatron-fused-eager` and `megatron-flash-eager`: norms, rotary embeddings,
+  activations and dropout are PyTorch's own operations instead, and in the first attention too (Hagemann 2023, section 4.1, compares such kernels).
 
 Bytes moved are those of each kernel's inputs and outputs, once; backward moves twice as many: it reads what forward
 read and the gradient, and writes a gradient. Norms, activations and rotary embeddings of transformers are several
@@ -62,6 +63,11 @@ class KernelSet:
 
     keeps_gradients: bool
     """True where gradients have buffers that stay from step to step (Megatron-LM); otherwise backward makes them."""
+    scales_at_hand: bool
+    """True where narrow products take the scale of the tensor at hand (torchao.float8); otherwise that of the step
+    before, or of small blocks (Transformer Engine). See `cost.casts`."""
+    retains: bool
+    """True where the first half of a backward in halves lets go of nothing that forward kept (see `cost.halves`)."""
 
     def use(self, share: Share, storage: Storage) -> Use:
         """What an operator keeps and moves; it keeps nothing where no gradient comes by."""
@@ -118,18 +124,34 @@ _FUSED = _EAGER | {
     Activation: uses.activation_fused,
     Dropout: uses.dropout_fused,
     Rotary: uses.moves(2),
+    Loss: uses.loss_cut,
+}
+_FLASH = _FUSED | {
+    Attention: attention_uses.attention_flash,
+    Dropout: uses.dropout_flash,
     Loss: uses.loss_fused,
 }
-_FLASH = _FUSED | {Attention: attention_uses.attention_flash, Dropout: uses.dropout_flash}
+_UNFUSED: dict[type, Kernel] = {
+    Norm: uses.norm_eager,
+    Activation: uses.activation_eager,
+    Dropout: uses.dropout_eager,
+    Rotary: uses.moves(10),
+}
+
+_TORCH = {"gathers_again": False, "stops_early": True, "keeps_gradients": False, "retains": True, "scales_at_hand": True}
+_MEGATRON = {"gathers_again": True, "stops_early": False, "keeps_gradients": True, "retains": False, "scales_at_hand": False}
 
 KERNEL_SETS: dict[str, KernelSet] = {
     kernels.name: kernels
     for kernels in (
-        KernelSet("hf-eager", _EAGER, flash=False, gathers_again=False, stops_early=True, keeps_gradients=False),
-        KernelSet("hf-sdpa", _SDPA, flash=True, gathers_again=False, stops_early=True, keeps_gradients=False),
-        KernelSet("torch-compile", _COMPILED, flash=True, gathers_again=False, stops_early=True, keeps_gradients=False),
-        KernelSet("megatron-fused", _FUSED, flash=False, gathers_again=True, stops_early=False, keeps_gradients=True),
-        KernelSet("megatron-flash", _FLASH, flash=True, gathers_again=True, stops_early=False, keeps_gradients=True),
+        KernelSet("hf-eager", _EAGER, flash=False, **_TORCH),
+        KernelSet("hf-sdpa", _SDPA, flash=True, **_TORCH),
+        KernelSet("torch-compile", _COMPILED, flash=True, **_TORCH),
+        KernelSet("megatron-fused", _FUSED, flash=False, **_MEGATRON),
+        KernelSet("megatron-flash", _FLASH, flash=True, **_MEGATRON),
+        KernelSet("megatron-eager", _FUSED | _UNFUSED | {Attention: attention_uses.attention_eager}, flash=False, **_MEGATRON),
+        KernelSet("megatron-fused-eager", _FUSED | _UNFUSED, flash=False, **_MEGATRON),
+        KernelSet("megatron-flash-eager", _FLASH | _UNFUSED | {Dropout: uses.dropout_sdpa}, flash=True, **_MEGATRON),
     )
 }
 """By the name that `execution.kernels` of a plan gives."""

@@ -1,26 +1,31 @@
 """The seconds of one layer of a plan on one rank: what stands in its way, what runs beside it, what ends a step.
 
-Communication between a layer's operators (tensor, sequence, expert) stands in its way; gathers of parameters and
-reductions of gradients run beside computing. Tensor parallelism may be cut into pieces that hide behind the products
-they belong to (Wang 2023, "Overlap Communication with Dependent Computation via Decomposition"): then a piece of it
-stays, one of as many as ranks, and what is longer than the computing.
+Communication between a layer's operators (tensor, sequence, expert) stands in its way but for what `hiding` says;
+gathers of parameters and reductions of gradients run beside computing.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from meshwright.cost.activations import layer_activations
 from meshwright.cost.blocks import Block
-from meshwright.cost.compute import Seconds, layer_seconds, machines, optimizer_bytes
+from meshwright.cost.compute import LayerLoad, Seconds, layer_load, layer_seconds, machines
 from meshwright.cost.flows import Flow, Purpose
-from meshwright.cost.memory import layer_activations
+from meshwright.cost.hiding import RowWork, waited
+from meshwright.cost.launches import Launches, layer_launches
+from meshwright.cost.newton_schulz import dealt_out, orthogonal_seconds
 from meshwright.cost.offload import host_link
+from meshwright.cost.optimizers import optimizer_bytes
 from meshwright.cost.overlap import LayerTime
 from meshwright.cost.placement import Placement
+from meshwright.cost.slices import stepped_by
 from meshwright.cost.states import sharding_of
-from meshwright.cost.volumes import block_flows, has_backward, held_by, widths_of
+from meshwright.cost.uses import Storage
+from meshwright.cost.volumes import has_backward, held_by, kept_flows, row_flows, widths_of
 from meshwright.cost.wires import Wires
-from meshwright.plan.spec import Offload, Row
+from meshwright.model.operators import Loss
+from meshwright.recipe.spec import BYTES
 
 PART_OF: dict[Purpose, str] = {
     "tensor": "tensor",
@@ -67,6 +72,8 @@ class OneWay:
     reduce: float = 0.0
     copied: float = 0.0
     """Activations and gradients to or from the host, beside computing."""
+    launches: float = 0.0
+    """Kernels, weighed by what each takes of the host (`launches`)."""
 
     @property
     def time(self) -> LayerTime:
@@ -90,17 +97,27 @@ class LayerSeconds(NamedTuple):
 
 def time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSeconds:
     """One layer of a block, on the slowest kind of device of its group; equal ones of groups that lie alike once."""
-    lent_to = id(placement.state_row(block, block.row)) if block.lends else None
-    key = ("layer", block.likeness, wires.lie(block.group), lent_to)
-    return placement.once(key, lambda: _time_layer(placement, wires, block))
+    layers = dealt_out(placement.recipe, len(block.names))
+    key = ("layer", placement.sharded_alike(block), wires.lie(block.group), layers)
+    return placement.calibrated(key, lambda: _time_layer(placement, wires, block))
 
 
 def _time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSeconds:
-    computing = _computing(placement, block)
     forward, backward, update, once = OneWay(), OneWay(), Spent(), list[Flow]()
-    forward.spent.add("forward", computing.forward)
-    backward.spent.add_all({"recompute": computing.recompute, "backward": computing.backward})
-    for flow in block_flows(placement, block):
+    weight = 0.0
+    forward.launches, backward.launches = placement.once(
+        ("launches", block.likeness), lambda: _launches(placement, block)
+    )
+    for work in _rows(placement, block):
+        forward.spent.add("forward", work.computing.forward)
+        backward.spent.add_all({"recompute": work.computing.recompute, "backward": work.computing.backward})
+        weight += work.computing.weight
+        for flow, time in waited(placement, wires, block, work):
+            way = forward if flow.when == "forward" else backward
+            way.spent.add(PART_OF[flow.purpose], time)
+            way.launches += flow.times
+    backward.spent.add("backward", _adding_up(placement, block) if has_backward(block) else 0.0)
+    for flow in kept_flows(placement, block):
         way, time = forward if flow.when == "forward" else backward, wires.flow_seconds(block.group, flow)
         if flow.when == "reduce":
             once.append(flow)
@@ -108,53 +125,76 @@ def _time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSecond
             update.add(PART_OF[flow.purpose], time)
         elif flow.purpose == "shard" and flow.kind == "all_gather":
             way.gather += time
-        elif flow.purpose == "shard":
-            way.reduce += time
         else:
-            way.spent.add(PART_OF[flow.purpose], time)
-    if "tensor" in placement.plan.execution.overlap:
-        ranks = placement.ways(block)[0][1].tensor
-        _hide_tensor(forward.spent, computing.forward, ranks)
-        _hide_tensor(backward.spent, computing.recompute + computing.backward, ranks)
+            way.reduce += time
     optimizer = _step(placement, block, (forward, backward))
-    return LayerSeconds(forward, backward, computing.weight, tuple(once), optimizer, update)
+    return LayerSeconds(forward, backward, weight, tuple(once), optimizer, update)
 
 
-def _hide_tensor(spent: Spent, computing: float, ranks: int) -> None:
-    """Leaves of the exchanges one piece of as many as ranks, and what is longer than computing (Wang 2023, section 3).
+def _rows(placement: Placement, block: Block) -> Iterator[RowWork]:
+    """The rows of a block, with their computing on the slowest kind of device: exchanges make the others wait."""
+    storage, devices = placement.storage(block.group), machines(placement, block.group)
+    loads = placement.once(("loads", block.likeness), lambda: _loads(placement, block, storage))
+    for (row, _, shares), flows, load in zip(
+        placement.row_shares(block), row_flows(placement, block), loads, strict=True
+    ):
+        kinds = (layer_seconds(load, storage, device) for device in devices)
+        yield RowWork(row, shares, flows, Seconds(*map(max, zip(*kinds, strict=True))), devices)
 
-    >>> beside, longer = Spent({"tensor": 4.0}), Spent({"tensor": 14.0})
-    >>> _hide_tensor(beside, 10.0, 4), _hide_tensor(longer, 10.0, 4)
-    (None, None)
-    >>> beside.parts, longer.parts
-    ({'tensor': 1.0}, {'tensor': 6.5})
+
+def _loads(placement: Placement, block: Block, storage: Storage) -> list[LayerLoad]:
+    """A head and its loss are computed as wide as ever (Transformer Engine's and torchao's recipes leave them out)."""
+    matmul, is_head = placement.recipe.precision.matmul, any(isinstance(op, Loss) for op in block.stack.operators)
+    narrow = BYTES[matmul] if matmul and not is_head else None
+    return [
+        layer_load(shares, row.recompute, placement.kernels, storage, narrow)
+        for row, _, shares in placement.row_shares(block)
+    ]
+
+
+def _adding_up(placement: Placement, block: Block) -> float:
+    """Seconds to add a micro-batch's gradients to the step's: each is read, and what it is added to read and written,
+    by a kernel of its own. Where no buffer is kept for them, one micro-batch's gradients are the step's.
+
+    In bf16, added up in float32: 2 + 2 x 4 bytes a parameter at the memory's bandwidth.
+
+    >>> import meshwright as mw
+    >>> from meshwright.cost.calibration import IDEAL
+    >>> from meshwright.plan.rules import Inputs
+    >>> given = mw.model("gpt2"), mw.cluster("2xh100"), mw.recipe(global_batch=4, sequence=8)
+    >>> placement = Placement(Inputs(mw.uniform_plan(*given, zero=1), *given), IDEAL)
+    >>> block, memory = placement.block_of["decoder.0"], given[1].devices["h100"].memory_bandwidth
+    >>> _adding_up(placement, block) == 10 * block.stack.parameters / memory
+    True
     """
-    exchanged = spent.parts.get("tensor", 0.0)
-    if exchanged:
-        spent.parts["tensor"] = max(0.0, exchanged - computing) + min(exchanged, computing) / ranks
+    if placement.plan.micro_batches == 1 and not placement.kernels.keeps_gradients:
+        return 0.0
+    widths, mesh, numbers = widths_of(placement), placement.group(block.group).mesh, 0.0
+    for row, held in held_by(placement, block):
+        sharding = sharding_of(placement.state_row(block, row), mesh)
+        numbers += held.learning / (sharding.ways if sharding.scatters(placement.plan.execution.sync) else 1)
+    moved = numbers * (widths.element + 2 * widths.gradient)
+    return max(moved / machine.streamed * machine.slowdown for machine in machines(placement, block.group))
 
 
-def _computing(placement: Placement, block: Block) -> Seconds:
-    storage, slowest = placement.storage(block.group), Seconds()
-    rows = placement.row_shares(block)
-    for machine in machines(placement, block.group):
-        here = Seconds()
-        for row, _, shares in rows:
-            here = here.plus(layer_seconds(shares, row.recompute, placement.kernels, storage, machine))
-        slowest = Seconds(*(max(one, other) for one, other in zip(slowest, here, strict=True)))
-    return slowest
+def _launches(placement: Placement, block: Block) -> Launches:
+    total = Launches()
+    for row, _, shares in placement.row_shares(block):
+        total = total.plus(layer_launches(placement.kernels.name, shares, row.recompute))
+    return total
 
 
 def _step(placement: Placement, block: Block, ways: tuple[OneWay, OneWay]) -> Spent:
-    """The optimizer, bound by memory: the device's, or the host's where its states are there. Adds what offload copies
-    in each micro-batch to both ways: gradients that are scattered after each go down beside backward.
+    """The optimizer, bound by memory but for Muon's products: the device's, or the host's where its states are there.
+    Adds what offload copies in each micro-batch to both ways: gradients that are scattered after each go down beside
+    backward.
     """
     mesh, widths, spent = placement.group(block.group).mesh, widths_of(placement), Spent()
     host, moved = host_link(placement, block.group), 0.0
-    for row, held in held_by(placement, block):
+    for (row, held), stepped in zip(held_by(placement, block), stepped_by(placement, block), strict=True):
         sharding = sharding_of(placement.state_row(block, row), mesh)
         learning = held.learning / sharding.ways
-        streamed = optimizer_bytes(placement.recipe, learning)
+        streamed = optimizer_bytes(placement.recipe, stepped.own, stepped.ways)
         if host is not None and row.offload.optimizer:
             gradients = widths.gradient * learning
             if sharding.scatters(placement.plan.execution.sync):
@@ -166,19 +206,9 @@ def _step(placement: Placement, block: Block, ways: tuple[OneWay, OneWay]) -> Sp
         if host is not None and row.offload.parameters:
             for way in ways[: 1 + has_backward(block)]:
                 way.gather += widths.element * held.all / sharding.kept("zero3") / host.bandwidth
-    spent.add("optimizer", max(moved / each.streamed * each.slowdown for each in machines(placement, block.group)))
+    slowest = zip(machines(placement, block.group), orthogonal_seconds(placement, block), strict=True)
+    spent.add("optimizer", max((moved / each.streamed + products) * each.slowdown for each, products in slowest))
     if host is not None and any(row.offload.activations for row, _ in block.rows()):
         for way in ways:
-            way.copied += _away(placement, block) / host.bandwidth
+            way.copied += layer_activations(placement, block).away / host.bandwidth
     return spent
-
-
-def _away(placement: Placement, block: Block) -> float:
-    """Bytes of a micro-batch's activations that the host keeps: what the device would, were nothing offloaded."""
-    parts = {name: _at_home(row) for name, row in block.parts.items()}
-    at_home = replace(block, row=_at_home(block.row), parts=parts)
-    return layer_activations(placement, at_home).kept - layer_activations(placement, block).kept
-
-
-def _at_home(row: Row) -> Row:
-    return row.model_copy(update={"offload": Offload()})

@@ -4,29 +4,28 @@ Counted are parameters, gradients, optimizer states, activations, gathered param
 on its way. What a framework's context, an allocator's rounding and communication buffers take comes on top.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.activations import Activations, layer_activations
 from meshwright.cost.blocks import Block
 from meshwright.cost.calibration import DeviceConstants
-from meshwright.cost.compute import is_core, is_repeated, master_bytes
-from meshwright.cost.footprint import Footprint, footprint
+from meshwright.cost.footprint import Footprint, Range, footprint
 from meshwright.cost.kernels import KernelSet
+from meshwright.cost.optimizers import state_bytes
 from meshwright.cost.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Order
 from meshwright.cost.placement import Placement
 from meshwright.cost.saved import looked_at
-from meshwright.cost.shares import Share, elements, split_ways
+from meshwright.cost.shares import split_ways
+from meshwright.cost.slices import stepped_by
 from meshwright.cost.states import Parameters, sharding_of
-from meshwright.cost.uses import Storage
 from meshwright.cost.volumes import held_by, widths_of
-from meshwright.model.operators import Attention, Linear, Loss
-from meshwright.plan.spec import Recompute, Row, Save
-from meshwright.recipe.spec import BYTES
+from meshwright.plan.spec import Row
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -50,24 +49,23 @@ class Instant:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """One rank of a group over the instants of a step, beside what its device has."""
+class Filled(ABC):
+    """A memory over the instants of a step, beside what it has room for."""
 
-    group: str
     stages: tuple[int, ...]
+    """Whose ranks fill it."""
     capacity: float
-    """Bytes of the smallest device of the group."""
     instants: tuple[Instant, ...]
-    reached: DeviceConstants = field(default_factory=DeviceConstants)
-    """What the device needs around what is allocated."""
-    over_time: Floats = field(default_factory=lambda: np.empty(0), compare=False)
-    """Bytes during each action of the group's order."""
 
     @property
+    @abstractmethod
     def where(self) -> str:
-        """Its stages in words."""
-        numbers = ", ".join(str(stage) for stage in self.stages)
-        return f"stage{'s' * (len(self.stages) > 1)} {numbers} on group {self.group}"
+        """Which it is, in words."""
+
+    @property
+    @abstractmethod
+    def asked(self) -> Range:
+        """The bytes that are wanted of it at the peak, with all that comes on top."""
 
     @property
     def worst(self) -> Instant:
@@ -80,19 +78,45 @@ class Memory:
         return self.worst.total
 
     @property
+    def fits(self) -> bool:
+        """Whether there is as much, but for a chance of `ACCEPTED`."""
+        return self.out_of_memory <= ACCEPTED
+
+    @property
+    def out_of_memory(self) -> float:
+        """The probability that there is less."""
+        return self.asked.chance_above(self.capacity)
+
+    @property
+    def stage_names(self) -> str:
+        """Its stages in words."""
+        return f"stage{'s' * (len(self.stages) > 1)} {', '.join(map(str, self.stages))}"
+
+
+@dataclass(frozen=True)
+class Memory(Filled):
+    """One rank of a group; `capacity` is that of the smallest device of the group."""
+
+    group: str
+    reached: DeviceConstants = field(default_factory=DeviceConstants)
+    """What the device needs around what is allocated."""
+    over_time: Floats = field(default_factory=lambda: np.empty(0), compare=False)
+    """Bytes during each action of the group's order."""
+
+    @property
+    def where(self) -> str:
+        """The device that needs most, in words."""
+        return f"the fullest device ({self.stage_names} on group {self.group}, at {self.worst.name})"
+
+    @property
     def footprint(self) -> Footprint:
         """What the device is asked for, as ranges."""
         return footprint(self.peak, self.reached)
 
     @property
-    def fits(self) -> bool:
-        """Whether the device has as much, but for a chance of `ACCEPTED`."""
-        return self.out_of_memory <= ACCEPTED
-
-    @property
-    def out_of_memory(self) -> float:
-        """The probability that the device has less."""
-        return self.footprint.device.chance_above(self.capacity)
+    def asked(self) -> Range:
+        """Bytes of the device."""
+        return self.footprint.device
 
     def as_data(self) -> dict[str, Any]:
         """Plain data, in bytes."""
@@ -128,110 +152,58 @@ class States(NamedTuple):
 def layer_states(placement: Placement, block: Block) -> States:
     """One layer of a block. With bf16 parameters and gradients, fp32 master copy and Adam's two fp32 moments these are
     2 + 2 + 12 bytes a parameter (Rajbhandari 2020, section 3.1); the default recipe adds gradients up in fp32, which
-    makes 2 + 4 + 12.
+    makes 2 + 4 + 12. Of two ranks under zero1 each has half of the last.
+
+    >>> import meshwright as mw
+    >>> from meshwright.plan.rules import Inputs
+    >>> given = mw.model("gpt2"), mw.cluster("2xh100"), mw.recipe(global_batch=4, sequence=8)
+    >>> placement = Placement(Inputs(mw.uniform_plan(*given, zero=1), *given))
+    >>> block = placement.block_of["decoder.0"]
+    >>> [size / block.stack.parameters for size in layer_states(placement, block)[:3]]
+    [2.0, 4.0, 6.0]
     """
-    total = States()
-    for row, held in held_by(placement, block):
-        total = total.plus(_row_states(placement, block, placement.state_row(block, row), held))
-    return total
+    return _layer_states(placement, block)[0]
 
 
-def _row_states(placement: Placement, block: Block, row: Row, held: Parameters) -> States:
-    """Where the optimizer is on the host, so are gradients that are scattered after each micro-batch (Ren 2021)."""
-    recipe, widths = placement.recipe, widths_of(placement)
-    sharding = sharding_of(row, placement.group(block.group).mesh)
+def states_away(placement: Placement, block: Block) -> States:
+    """What the host keeps of one layer of a block for one rank."""
+    return _layer_states(placement, block)[1]
+
+
+def _layer_states(placement: Placement, block: Block) -> tuple[States, States]:
+    here, away = States(), States()
+    for (row, held), stepped in zip(held_by(placement, block), stepped_by(placement, block), strict=True):
+        kept = state_bytes(placement.recipe, stepped.own, stepped.ways)
+        on_device, on_host = _row_states(placement, block, placement.state_row(block, row), held, kept)
+        here, away = here.plus(on_device), away.plus(on_host)
+    return here, away
+
+
+def _row_states(
+    placement: Placement, block: Block, row: Row, held: Parameters, optimizer: float
+) -> tuple[States, States]:
+    """What the device keeps and what the host keeps, with so many bytes of optimizer states. Where the optimizer is on
+    the host, so are gradients that are scattered after each micro-batch (Ren 2021), and others come to it at the end
+    of the step.
+    """
+    widths, sharding = widths_of(placement), sharding_of(row, placement.group(block.group).mesh)
     scattered = sharding.scatters(placement.plan.execution.sync)
-    kept = recipe.optimizer.moments * BYTES[recipe.optimizer.state] + master_bytes(recipe)
     whole, gradients = widths.element * held.all, widths.gradient * held.learning
-    away = sharding.state == "zero3" or row.offload.parameters is not None
-    return States(
-        parameters=0.0 if row.offload.parameters else whole / sharding.kept("zero3"),
-        gradients=0.0 if scattered and row.offload.optimizer else gradients / (sharding.ways if scattered else 1),
-        optimizer=0.0 if row.offload.optimizer else kept * held.learning / sharding.ways,
-        gathered=whole if away else 0.0,
+    parameters = whole / sharding.kept("zero3")
+    stepped, stored = row.offload.optimizer is not None, row.offload.parameters is not None  # on the host
+    here = States(
+        parameters=0.0 if stored else parameters,
+        gradients=0.0 if scattered and stepped else gradients / (sharding.ways if scattered else 1),
+        optimizer=0.0 if stepped else optimizer,
+        gathered=whole if stored or sharding.state == "zero3" else 0.0,
         reduced=gradients if scattered else 0.0,
     )
-
-
-class Activations(NamedTuple):
-    """Bytes that one layer keeps for one micro-batch on one rank."""
-
-    kept: float = 0.0
-    """From forward to backward."""
-    whole: float = 0.0
-    """What backward needs of the layer when it is its turn: the same without recompute or offload."""
-    logits: float = 0.0
-    passing: float = 0.0
-    """What the loss needs besides while it runs backward."""
-    weights: float = 0.0
-    """What the gradients of the weights want, where they are taken later than that of the input (Qi 2023, section 2.1):
-    each matrix's input, and the gradient of its output."""
-
-    def plus(self, other: "Activations", times: int = 1) -> "Activations":
-        """Both together, the other so many times."""
-        return Activations(*(one + times * more for one, more in zip(self, other, strict=True)))
-
-
-def layer_activations(placement: Placement, block: Block) -> Activations:
-    """One layer of a block."""
-    storage, total = placement.storage(block.group), Activations()
-    for row, _, under in placement.row_shares(block):
-        work = [share for share in under if not isinstance(share.operator, Loss)]
-        all_of_it = sum(placement.kernels.use(share, storage).kept for share in work)
-        rest = _recomputed(placement, block, row, work, storage)
-        losses = [placement.kernels.use(share, storage) for share in under if isinstance(share.operator, Loss)]
-        chunks = placement.recipe.loss.chunks
-        total = total.plus(
-            Activations(
-                kept=0.0 if row.offload.activations else min(rest, all_of_it),
-                whole=all_of_it,
-                logits=sum(use.kept for use in losses) / chunks,
-                passing=sum(use.passing for use in losses) / chunks,
-                weights=sum(_for_weights(share, storage) for share in work),
-            )
-        )
-    return total
-
-
-def _for_weights(share: Share, storage: Storage) -> float:
-    if not share.learns or not isinstance(share.operator, Linear):
-        return 0.0
-    read = share.work.positions * share.operator.inputs if share.fresh else 0.0
-    return storage.element * (read + elements(share.operator, share.work))
-
-
-def _recomputed(placement: Placement, block: Block, row: Row, shares: Sequence[Share], storage: Storage) -> float:
-    """What is kept under recompute: `selective` leaves out the core attention's own (Korthikanti 2022, section 5);
-    `full` keeps the layer's input alone; a list keeps that and what these operators put out.
-    """
-    recompute, kernels = row.recompute, placement.kernels
-    if recompute == "none":
-        return sum(kernels.use(share, storage).kept for share in shares)
-    if recompute == "selective":
-        uses = [kernels.use(share, storage) for share in shares]
-        return sum(use.kept - use.core for use in uses)
-    saved = sum(_saved(share, recompute, kernels, storage) for share in shares)
-    return saved + _input_bytes(placement, block, row)
-
-
-def _saved(share: Share, recompute: Recompute, kernels: KernelSet, storage: Storage) -> float:
-    """What a list of saved outputs keeps of one operator."""
-    if not isinstance(recompute, Save):
-        return 0.0
-    output = storage.element * elements(share.operator, share.work)
-    if isinstance(share.operator, Attention) and "attention" in recompute.save:
-        return output + kernels.use(share, storage).core
-    if is_core(share):
-        return 0.0
-    saved = 0.0 if is_repeated(share, recompute) else output
-    return saved + (output if share.leaves and "collective" in recompute.save else 0.0)
-
-
-def _input_bytes(placement: Placement, block: Block, row: Row) -> float:
-    ways = split_ways(row, placement.group(block.group).mesh)
-    width = placement.input_width(block) if row is block.row else block.stack.output
-    numbers = placement.samples * placement.lengths[block.stack.stream] * width
-    return placement.element * numbers / (ways.batch * ways.cp * ways.ulysses * ways.scattered)
+    away = States(
+        parameters=parameters if stored else 0.0,
+        gradients=gradients / sharding.ways if stepped else 0.0,
+        optimizer=optimizer if stepped else 0.0,
+    )
+    return here, away
 
 
 class _Stage(NamedTuple):
@@ -249,16 +221,13 @@ class _Stage(NamedTuple):
 def _stage(placement: Placement, stage: int) -> _Stage:
     blocks = placement.stage_blocks(stage)
     states = {block: layer_states(placement, block) for block in blocks}
-    layers = [
-        placement.once(("activations", block.likeness), partial(layer_activations, placement, block))
-        for block in blocks
-    ]
+    layers = [layer_activations(placement, block) for block in blocks]
     total, kept = States(), Activations()
     for block, each in zip(blocks, layers, strict=True):
         total = total.plus(states[block], len(block.names))
         kept = kept.plus(each, len(block.names))
     together = _looked_at(placement, blocks)
-    kept = kept.plus(Activations(kept=together, whole=together))
+    kept = kept.plus(Activations(kept=together, whole=together, weights=together * placement.kernels.retains))
     layer = {
         "recomputed": max(each.whole - each.kept for each in layers),
         "reduced": max(each.reduced for each in states.values()),
@@ -283,18 +252,23 @@ def _looked_at(placement: Placement, blocks: Sequence[Block]) -> float:
 
 def group_memory(placement: Placement, group: str, order: Order) -> Memory:
     """A rank of a group that runs its actions in this order, stage by stage of its own."""
+    found = placement.once(("memory", group, order), lambda: _group_memory(placement, group, order))
+    return replace(found, reached=_reached(placement, group))
+
+
+def _group_memory(placement: Placement, group: str, order: Order) -> Memory:
+    """What of it no calibration changes."""
     stages = tuple(number for number, stage in enumerate(placement.plan.stages) if stage.on == group)
     own = [_stage(placement, stage) for stage in stages]
     states = States()
     for each in own:
         states = states.plus(each.states)
     resting = {"parameters": states.parameters, "optimizer": states.optimizer}
-    alive = _Alive(order, stages, own, lasting=placement.kernels.keeps_gradients)
+    alive = _Alive(order, stages, own, placement.kernels)
     return Memory(
         group=group,
         stages=stages,
         capacity=_capacity(placement, group),
-        reached=_reached(placement, group),
         instants=(
             Instant("initialisation", resting),
             Instant("forward", resting | alive.worst(order.kind == FORWARD)),
@@ -311,31 +285,46 @@ def plan_memory(placement: Placement) -> tuple[Memory, ...]:
     return tuple(group_memory(placement, group, order) for group, order in found)
 
 
+def in_flight(order: Order, size: Floats, *, until: int = INPUT) -> Floats:
+    """What is there during each action of what each action's forward makes, up to the end of its backward, or of the
+    half `until` where backwards come in halves.
+
+    >>> from meshwright.cost.orders import orders
+    >>> order = orders("zb-h1", (0, 1), 2)[1]
+    >>> print(order)
+    1F0 1I0 1F1 1I1 1W0 1W1
+    >>> in_flight(order, np.full(6, 10.0)).tolist()
+    [10.0, 10.0, 10.0, 10.0, 0.0, 0.0]
+    >>> in_flight(order, np.full(6, 10.0), until=WEIGHT).tolist()
+    [10.0, 10.0, 20.0, 20.0, 20.0, 10.0]
+    """
+    freed = size * order.does(BACKWARD, until)
+    made: Floats = np.cumsum(size * (order.kind == FORWARD))
+    return made - (np.cumsum(freed) - freed)
+
+
 class _Alive:
     """What is there during each action beside what rests: an array for each part."""
 
-    def __init__(self, order: Order, stages: Sequence[int], own: Sequence[_Stage], *, lasting: bool) -> None:
+    def __init__(self, order: Order, stages: Sequence[int], own: Sequence[_Stage], kernels: KernelSet) -> None:
         place = np.searchsorted(stages, order.stage)
-        backward = order.kind != FORWARD
         gradients = np.array([each.states.gradients for each in own])
         made = np.zeros((len(order), len(own)))
-        made[np.arange(len(order)), place] = np.isin(order.kind, (BACKWARD, WEIGHT))
-        begun = np.ones_like(made) if lasting else (np.cumsum(made, axis=0) - made) > 0
+        made[np.arange(len(order)), place] = order.does(BACKWARD, WEIGHT)
+        begun = np.ones_like(made) if kernels.keeps_gradients else (np.cumsum(made, axis=0) - made) > 0
         self.parts = {
             "gathered": np.array([each.window for each in own])[place],
             "gradients": begun @ gradients,
-            "activations": self._between(order, np.array([each.activations.kept for each in own])[place])
+            "activations": in_flight(order, np.array([each.activations.kept for each in own])[place])
             + self._late(order, np.array([each.activations.weights for each in own])[place]),
-            "logits": self._between(order, np.array([each.activations.logits for each in own])[place]),
-        } | {name: np.array([each.passing[name] for each in own])[place] * backward for name in own[0].passing}
+            "logits": in_flight(order, np.array([each.activations.logits for each in own])[place]),
+        }
+        # A second half uses what the first has put away, unless its graph was retained, whose layers run once more.
+        first, last = order.does(BACKWARD, INPUT), order.does(BACKWARD, WEIGHT)
+        during = {"recomputed": first | (last & kernels.retains), "reduced": last, "loss": first}
+        for name, when in during.items():
+            self.parts[name] = np.array([each.passing[name] for each in own])[place] * when
         self.total: Floats = sum(self.parts.values(), start=np.zeros(len(order)))
-
-    @staticmethod
-    def _between(order: Order, size: Floats) -> Floats:
-        """From a forward to the end of the backward, or of its first half."""
-        freed = size * np.isin(order.kind, (BACKWARD, INPUT))
-        made: Floats = np.cumsum(size * (order.kind == FORWARD))
-        return made - (np.cumsum(freed) - freed)
 
     @staticmethod
     def _late(order: Order, size: Floats) -> Floats:

@@ -9,6 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from meshwright.cost.flows import Flow, Kind, active
 from meshwright.cost.shares import batch_axes
 from meshwright.plan.spec import Group, Row
@@ -144,12 +147,12 @@ def crossing(source: tuple[Group, Row], target: tuple[Group, Row], size: float) 
     return Crossing(max(wanted, wanted * b.size / a.size), max(held, held * a.size / b.size))
 
 
-def pairs(a: Group, b: Group) -> list[tuple[int, int]]:
+def pairs(a: Group, b: Group) -> NDArray[np.int64]:
     """A sending and a receiving device for each device of the larger of two groups.
 
-    >>> pairs(Group(devices="0-1", mesh={"dp": 2}), Group(devices="2-5", mesh={"dp": 4}))
-    [(0, 2), (0, 3), (1, 4), (1, 5)]
+    >>> pairs(Group(devices="0-1", mesh={"dp": 2}), Group(devices="2-5", mesh={"dp": 4})).tolist()
+    [[0, 2], [0, 3], [1, 4], [1, 5]]
     """
-    here, there = a.devices, b.devices
-    larger = max(len(here), len(there))
-    return [(here[i * len(here) // larger], there[i * len(there) // larger]) for i in range(larger)]
+    here, there = np.array(a.devices), np.array(b.devices)
+    places = np.arange(max(a.size, b.size))
+    return np.stack([side[places * len(side) // len(places)] for side in (here, there)], axis=1)

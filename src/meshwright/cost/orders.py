@@ -14,10 +14,9 @@ weights (what nobody waits for), which zero-bubble schedules put into the gaps (
 `tests/cost/test_orders.py` compares each with the table of torch.distributed.pipelining, action by action.
 """
 
-import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -31,7 +30,7 @@ from meshwright.plan.spec import Schedule
 ActionKind = Literal["forward", "backward", "input", "weight"]
 KINDS: tuple[ActionKind, ...] = ("forward", "backward", "input", "weight")
 FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
-_LETTERS = "FBIW"
+LETTERS = "FBIW"
 """As torch writes them."""
 Integers: TypeAlias = NDArray[np.int64]
 
@@ -46,12 +45,14 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The actions of one group, in order: three arrays of one length."""
+    """The actions of one group, in order: three arrays of one length, and which of them run together."""
 
     stage: Integers
     kind: Integers
     """Places in KINDS."""
     micro_batch: Integers
+    joined: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Where a forward stands that runs together with the backward right after it, of another micro-batch."""
 
     def __len__(self) -> int:
         return len(self.stage)
@@ -60,26 +61,40 @@ class Order:
         for stage, kind, number in zip(self.stage.tolist(), self.kind.tolist(), self.micro_batch.tolist(), strict=True):
             yield Action(stage, KINDS[kind], number)
 
+    def does(self, *kinds: int) -> NDArray[np.bool_]:
+        """Which of the actions are of these kinds."""
+        return np.array([kind in kinds for kind in range(len(KINDS))])[self.kind]
+
     def __str__(self) -> str:
         """As torch writes it: '0F0 0F1 0B0'."""
-        return " ".join(f"{action.stage}{_LETTERS[KINDS.index(action.kind)]}{action.micro_batch}" for action in self)
+        return " ".join(f"{action.stage}{LETTERS[KINDS.index(action.kind)]}{action.micro_batch}" for action in self)
 
 
-def order_of(actions: Iterable[tuple[int, int, int]]) -> Order:
-    """Actions as (stage, place in KINDS, micro-batch) → an order."""
+def order_of(actions: Iterable[tuple[int, int, int]], joined: Iterable[int] = ()) -> Order:
+    """Actions as (stage, place in KINDS, micro-batch) → an order. `joined` are the places of forwards of pairs."""
     table = np.array(list(actions), dtype=np.int64).reshape(-1, 3)
-    return Order(table[:, 0], table[:, 1], table[:, 2])
+    return Order(table[:, 0], table[:, 1], table[:, 2], np.array(list(joined), dtype=np.int64))
+
+
+def one_by_one(order: Order) -> Order:
+    """The same actions, none of them together."""
+    return Order(order.stage, order.kind, order.micro_batch)
 
 
 @lru_cache(maxsize=256)
-def orders(schedule: Schedule, places: tuple[int, ...], micro_batches: int) -> tuple[Order, ...]:
-    """The order of each group. `places` is the group's number for each stage, in forward order.
+def orders(
+    schedule: Schedule, places: tuple[int, ...], micro_batches: int, *, pairs: bool = False
+) -> tuple[Order, ...]:
+    """The order of each group. `places` is the group's number for each stage, in forward order. With `pairs`, forwards
+    run together with backwards where the schedule makes that possible (`rules_schedule.makes_pairs`).
 
     >>> for order in orders("1f1b", (0, 1), 3): print(order)
     0F0 0F1 0B0 0F2 0B1 0B2
     1F0 1B0 1F1 1B1 1F2 1B2
     >>> print(orders("zb-h1", (0, 1), 2)[1])
     1F0 1I0 1F1 1I1 1W0 1W1
+    >>> for order in orders("1f1b", (0,), 3, pairs=True): print(order, order.joined)
+    0F0 0F1 0B0 0F2 0B1 0B2 [1 3]
 
     Raises PlanError where the stages do not lie as the schedule wants, or the micro-batches are too few or do not
     divide into its rounds: what the rules of a plan say with a fix.
@@ -93,7 +108,8 @@ def orders(schedule: Schedule, places: tuple[int, ...], micro_batches: int) -> t
         raise PlanError(f"micro_batches: {micro_batches} make no equal rounds over {groups} groups")
     if schedule == "dualpipev" and micro_batches < 2 * groups:
         raise PlanError(f"micro_batches: dualpipev needs as many as stages, {2 * groups} (got {micro_batches})")
-    seats = (_Seat(group, groups, len(places) // groups, places, micro_batches) for group in range(groups))
+    stages = [np.flatnonzero(np.array(places) == group) for group in range(groups)]
+    seats = (_Seat(group, groups, stages[group], micro_batches, pairs) for group in range(groups))
     return tuple(_ORDERS[schedule](seat) for seat in seats)
 
 
@@ -102,15 +118,15 @@ class _Seat(NamedTuple):
 
     group: int
     groups: int
-    chunks: int
-    """Stages on each group."""
-    places: tuple[int, ...]
+    stages: Integers
+    """Its own, in forward order."""
     micro_batches: int
+    pairs: bool
 
     @property
-    def stages(self) -> Integers:
-        """Its stages, in forward order."""
-        return np.flatnonzero(np.array(self.places) == self.group)
+    def chunks(self) -> int:
+        """Its number of stages."""
+        return len(self.stages)
 
     @property
     def behind(self) -> int:
@@ -127,12 +143,16 @@ def _gpipe(seat: _Seat) -> Order:
 
 
 def _one_each(seat: _Seat) -> Order:
+    if seat.pairs and seat.groups == 1:
+        return _paired(seat, 0)
     return _in_turns(seat, min(seat.behind, seat.micro_batches), None)
 
 
 def _interleaved(seat: _Seat) -> Order:
     per_round = _per_round(seat.groups, seat.micro_batches)
     ahead = (seat.chunks - 1) * per_round + 2 * seat.behind
+    if seat.pairs:
+        return _paired(seat, ahead)
     return _in_turns(seat, min(ahead, seat.chunks * seat.micro_batches), None)
 
 
@@ -162,6 +182,15 @@ def _in_turns(seat: _Seat, ahead: int, late: int | None) -> Order:
     return Order(np.concatenate(stages)[by_time], np.concatenate(kinds)[by_time], numbers[by_time])
 
 
+def _paired(seat: _Seat, ahead: int) -> Order:
+    """Forwards and backwards in turns as pairs, with one more forward ahead than without: a backward can run together
+    with the next forward, never with its own (Megatron-Core, combined_1f1b.py: one more warm-up micro-batch).
+    """
+    total = seat.chunks * seat.micro_batches
+    first = min(ahead + 1, total)
+    return replace(_in_turns(seat, first, None), joined=np.arange(first, 2 * total - first, 2))
+
+
 def _zbv(seat: _Seat) -> Order:
     """Written for enough micro-batches to fill the pipeline; those beyond the wanted ones are left out."""
     groups, group = seat.groups, seat.group
@@ -181,33 +210,41 @@ def _zbv(seat: _Seat) -> Order:
 
 
 def _dualpipev(seat: _Seat) -> Order:
+    """The last group does not pair its first forward and backward in turns: the bubble is shorter so (torch)."""
     group, behind = seat.group, seat.behind
-    return _phased(
+    turns, apart = seat.micro_batches - 2 * seat.groups + group + 1, int(behind == 0)
+    order = _phased(
         seat,
         (2 * behind, "F0"),
         (group + 1, "F0 F1"),
         (behind, "I1 W F1"),
-        (seat.micro_batches - 2 * seat.groups + group + 1, "F0 B1 F1 B0"),
-        (behind, "B1 F1 B0"),
+        (apart, "F0 B1 F1+B0"),
+        (turns - apart, "F0+B1 F1+B0"),
+        (behind, "B1 F1+B0"),
         ((group + 1) // 2, "B1 B0"),
         ((group + 1) % 2, "B1 I0"),
         ((group + 1) // 2, "I1 I0"),
         (behind, "W I0"),
         (group + 1, "W"),
     )
+    return order if seat.pairs else one_by_one(order)
 
 
 def _phased(seat: _Seat, *phases: tuple[int, str]) -> Order:
     """Patterns, each so many times. 'F0' is the next forward of the first of two stages; a 'W' without a stage is the
-    oldest that waits.
+    oldest that waits; 'F0+B1' run together.
     """
     stages, next_number = seat.stages.tolist(), dict[str, int]()
     waiting: deque[tuple[int, int]] = deque()
     actions: list[tuple[int, int, int]] = []
+    joined: list[int] = []
     for times, pattern in phases:
         for _ in range(times):
-            for token in pattern.split():
-                kind = _LETTERS.index(token[0])
+            for token in pattern.replace("+", " + ").split():
+                if token == "+":
+                    joined.append(len(actions) - 1)
+                    continue
+                kind = LETTERS.index(token[0])
                 if kind == WEIGHT:
                     chunk, number = next(item for item in waiting if token in ("W", f"W{item[0]}"))
                     waiting.remove((chunk, number))
@@ -219,7 +256,7 @@ def _phased(seat: _Seat, *phases: tuple[int, str]) -> Order:
                         waiting.append((chunk, number))
                 if number < seat.micro_batches:
                     actions.append((stages[chunk], kind, number))
-    return order_of(actions)
+    return order_of(actions, joined)
 
 
 def _per_round(groups: int, micro_batches: int) -> int:
@@ -236,53 +273,3 @@ _ORDERS: dict[str, Callable[[_Seat], Order]] = {
     "dualpipev": _dualpipev,
 }
 """Schedule → the order of one group. `plan.rules_schedule` says how the stages have to lie."""
-
-
-_CELL = re.compile(r"(\d+)(F|I|B|W|UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)(\d*)")
-
-
-def read_table(text: str) -> tuple[Order, ...]:
-    """A schedule table as torch's pipelining writes it: a line for each group, a cell for each action ('0F1'; pairs as
-    '(0F1;1B0)OVERLAP_F_B'), gaps empty. Communication is left out: it follows from the stages.
-
-    >>> [str(order) for order in read_table("0F0,,0B0")]
-    ['0F0 0B0']
-
-    Raises PlanError with the line and cell that is none, and where a micro-batch's backward is missing or too early.
-    """
-    found = [
-        order_of(action for cell in line.split(",") for action in _cell(cell, number))
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.strip(" ,")
-    ]
-    check_orders(found)
-    return tuple(found)
-
-
-def _cell(cell: str, line: int) -> Iterator[tuple[int, int, int]]:
-    inner = re.fullmatch(r"\((.*)\)OVERLAP_F_B", cell.strip())
-    for piece in inner.group(1).split(";") if inner else [cell]:
-        if not piece.strip():
-            continue
-        match = _CELL.fullmatch(piece.strip())
-        if match is None or (match.group(2) in _LETTERS and not match.group(3)):
-            raise PlanError(f"schedule table, line {line}: '{piece.strip()[:40]}' is no action; write it like '0F1'")
-        if match.group(2) in _LETTERS:
-            yield int(match.group(1)), _LETTERS.index(match.group(2)), int(match.group(3))
-
-
-def check_orders(found: Sequence[Order]) -> None:
-    """Raises PlanError where a micro-batch does not go once forward and then once backward through a stage."""
-    for group, order in enumerate(found):
-        done: dict[tuple[int, int], str] = {}
-        for stage, kind, number in order:
-            letter, before = _LETTERS[KINDS.index(kind)], done.get((stage, number), "")
-            if (before, letter) not in {("", "F"), ("F", "B"), ("F", "I"), ("FI", "W")}:
-                raise PlanError(
-                    f"schedule, group {group}: {stage}{letter}{number} after {before or 'nothing'} of that micro-batch"
-                )
-            done[stage, number] = before + letter
-        unfinished = next((key for key, letters in done.items() if letters not in ("FB", "FIW")), None)
-        if unfinished:
-            stage, number = unfinished
-            raise PlanError(f"schedule, group {group}: micro-batch {number} of stage {stage} is unfinished")

@@ -6,8 +6,13 @@ links, in the order in which they are asked for. While they run, computing is sl
 data take multiprocessors and memory bandwidth from those that compute.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Seconds = TypeVar("_Seconds", float, NDArray[np.float64])
 
 MIB = 2**20
 
@@ -84,43 +89,70 @@ def _slowed(start: float, work: float, busy_until: float, contention: float) -> 
     return start + work + beside * contention / (1 + contention)
 
 
-class Ready(NamedTuple):
-    """One layer of the last backward, in the order in which it runs: its seconds, and the bytes of its gradients."""
+def beside(work: _Seconds, sent: _Seconds, contention: float) -> _Seconds:
+    """Seconds of computing and of communication that wait for nothing but each other's end.
 
-    seconds: float
+    Computing of 4 with communication of 2 beside it; the same, each of these 2 at two thirds of the pace; and with 10:
+
+    >>> [round(float(beside(4.0, sent, contention)), 3) for sent, contention in ((2.0, 0.0), (2.0, 0.5), (10.0, 0.5))]
+    [4.0, 4.667, 10.0]
+    """
+    found: _Seconds = np.maximum(sent, work + contention * np.minimum(work, sent / (1 + contention)))
+    return found
+
+
+class Ready(NamedTuple):
+    """One layer of the last backward, in the order in which it runs: its time, and the bytes of its gradients."""
+
+    time: LayerTime
     bytes: float
 
 
-def exposed_reduction(layers: Iterable[Ready], bucket: float, seconds: Callable[[float], float]) -> float:
-    """Seconds from the end of the last backward to that of the last gradient's reduction. Gradients are reduced in
-    buckets of so many bytes, each when the layers that fill it have run backward; `seconds` is the time of one bucket.
-
-    Four layers of 1 second and 10 bytes at 10 bytes a second: the first three reductions hide, the last does not.
-
-    >>> exposed_reduction([Ready(1, 10)] * 4, bucket=10, seconds=lambda size: size / 10)
-    1.0
-    >>> exposed_reduction([Ready(1, 10)] * 4, bucket=40, seconds=lambda size: size / 10)
-    4.0
+class Reduction(NamedTuple):
+    """The gradients that one stage reduces once a step, in buckets, each when the layers that fill it have run backward
+    (Li 2020, section 3.2.3). They take their turn on the links with what the last backward gathers and reduces.
     """
-    now = link = waiting = 0.0
-    for layer in layers:
-        now, waiting = now + layer.seconds, waiting + layer.bytes
-        full = waiting // bucket
-        if full:
-            link, waiting = max(link, now) + full * seconds(bucket), waiting - full * bucket
-    if waiting > 0:
-        link = max(link, now) + seconds(waiting)
-    return max(0.0, link - now)
+
+    layers: tuple[Ready, ...]
+    seconds: Callable[[float], float]
+    """The time of a bucket of so many bytes."""
+    backward: float
+    """Seconds of the last backward by itself, with all that it waits for."""
+    prefetch: int = 1
+
+    def exposed(self, bucket: float) -> float:
+        """Seconds from the end of the last backward to that of the last reduction, in buckets of so many bytes.
+
+        Four layers of 1 second and 10 bytes at 10 bytes a second: the first three reductions hide, the last does not.
+
+        >>> four = Reduction((Ready(LayerTime(1), 10),) * 4, seconds=lambda size: size / 10, backward=4)
+        >>> four.exposed(bucket=10), four.exposed(bucket=40)
+        (1.0, 4.0)
+        """
+        times, waiting = list[LayerTime](), 0.0
+        for layer in self.layers:
+            waiting += layer.bytes
+            full = waiting // bucket
+            waiting -= full * bucket
+            times.append(_reducing(layer.time, full * self.seconds(bucket) if full else 0.0))
+        if waiting > 0:
+            times[-1] = _reducing(times[-1], self.seconds(waiting))
+        return max(0.0, one_pass(times, Streams(self.prefetch)).seconds - self.backward)
+
+    @property
+    def best_bucket(self) -> float:
+        """The bucket, a power of two of MiB, that is exposed least; the largest of those, for the fewest calls.
+
+        >>> layers = (Ready(LayerTime(1), 100 * MIB),) * 4
+        >>> Reduction(layers, lambda size: 1e-3 + size / (200 * MIB), backward=4).best_bucket / MIB
+        4.0
+        """
+        total, sizes, size = sum(layer.bytes for layer in self.layers), list[float](), float(MIB)
+        while size < 2 * max(total, MIB):
+            sizes.append(size)
+            size *= 2
+        return min(reversed(sizes), key=self.exposed)
 
 
-def best_bucket(layers: Sequence[Ready], seconds: Callable[[float], float]) -> float:
-    """The bucket, a power of two of MiB, whose reduction is exposed least; the largest of those, for the fewest calls.
-
-    >>> best_bucket([Ready(1, 100 * MIB)] * 4, lambda size: 1e-3 + size / (200 * MIB)) / MIB
-    4.0
-    """
-    total, sizes, size = sum(layer.bytes for layer in layers), list[float](), float(MIB)
-    while size < 2 * max(total, MIB):
-        sizes.append(size)
-        size *= 2
-    return min(reversed(sizes), key=lambda bucket: exposed_reduction(layers, bucket, seconds))
+def _reducing(time: LayerTime, more: float) -> LayerTime:
+    return time._replace(reduce=time.reduce + more)

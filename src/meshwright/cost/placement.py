@@ -1,14 +1,15 @@
 """Where every layer of a plan stands: its layers as blocks, and what they read from elsewhere."""
 
+import copy
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from meshwright.cluster.spec import Pool
 from meshwright.cost.blocks import Block, Edge
 from meshwright.cost.calibration import Calibration, public_calibration
 from meshwright.cost.kernels import KERNEL_SETS, KernelSet
-from meshwright.cost.orders import Order, orders
+from meshwright.cost.orders import Order, one_by_one, orders
 from meshwright.cost.shares import Extent, Learning, Share, Ways, layer_shares, split_ways
 from meshwright.cost.uses import Storage, storage_of
 from meshwright.errors import PlanError
@@ -23,23 +24,37 @@ _Result = TypeVar("_Result")
 
 
 class Placement:
-    """A plan with its inputs, as cost sees it. Raises PlanError where a stream has no length."""
+    """A plan with its inputs, as cost sees it, in the order of its schedule or in given `orders` of its running groups.
+    Raises PlanError where a stream has no length.
+    """
 
-    def __init__(self, inputs: Inputs, calibration: Calibration | None = None) -> None:
+    def __init__(
+        self, inputs: Inputs, calibration: Calibration | None = None, *, orders: tuple[Order, ...] | None = None
+    ) -> None:
         self.inputs, self.calibration = inputs, calibration or public_calibration()
         self.plan, self.model, self.recipe = inputs.plan, inputs.model, inputs.recipe
         self.samples = inputs.recipe.global_batch / inputs.plan.micro_batches
         """Samples of a micro-batch, over all ranks of a stage."""
         self.lengths = {stream: self._length(stream) for stream in inputs.model.streams}
         self._placed = {placed.layer: placed for placed in inputs.plan.placed}
+        self.given_orders = orders
         self._memo: dict[object, Any] = {}
+        self._calibrated: dict[object, Any] = {}
+
+    def with_calibration(self, calibration: Calibration) -> Self:
+        """The same plan under another calibration: what no calibration changes is computed once for both."""
+        _ = self.orders, self.edges, self.block_of  # these, and what they are made of, are there before the copy
+        other = copy.copy(self)
+        other.calibration, other._calibrated = calibration, {}
+        return other
 
     def once(self, key: object, make: Callable[[], _Result]) -> _Result:
-        """What `make` gives, made once for each key."""
-        if key not in self._memo:
-            self._memo[key] = make()
-        found: _Result = self._memo[key]
-        return found
+        """What `make` gives, made once for each key. It must not depend on the calibration."""
+        return _once(self._memo, key, make)
+
+    def calibrated(self, key: object, make: Callable[[], _Result]) -> _Result:
+        """What `make` gives, made once for each key under this calibration."""
+        return _once(self._calibrated, key, make)
 
     def number(self, key: object) -> int:
         """A small number that stands for a large key."""
@@ -67,8 +82,16 @@ class Placement:
     @cached_property
     def orders(self) -> tuple[Order, ...]:
         """The order of each running group's actions."""
+        if self.given_orders is not None:
+            return self.given_orders if self.pairs else tuple(map(one_by_one, self.given_orders))
         places = tuple(self.running.index(stage.on) for stage in self.plan.stages)
-        return orders(self.plan.schedule, places, self.plan.micro_batches)
+        return orders(self.plan.schedule, places, self.plan.micro_batches, pairs=self.pairs)
+
+    @cached_property
+    def pairs(self) -> bool:
+        """Whether what one micro-batch sends to experts hides behind the computing of another."""
+        asked = "experts" in self.plan.execution.overlap and all(map(self.overlaps, self.running))
+        return asked and any(site.ways("ep") > 1 for site in self.inputs.sites)
 
     @property
     def element(self) -> float:
@@ -200,6 +223,10 @@ class Placement:
         """The row whose states shard the parameters under a row: that of the layer which takes them, or itself."""
         return self._placed[self._lenders[block.names[0]]].row if block.lends and row is block.row else row
 
+    def sharded_alike(self, block: Block) -> tuple[int, int | None]:
+        """Equal for blocks that are alike, and whose parameters the same row shards where it is not their own."""
+        return block.likeness, id(self.state_row(block, block.row)) if block.lends else None
+
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """What layers read from elsewhere: from another stage, or from a layer under another row. What several layers
@@ -240,11 +267,14 @@ class Placement:
 
     def shares(self, block: Block) -> list[list[Share]]:
         """The operators of each part of a block as one rank has them; equal ones of other stages are computed once."""
-        extent = Extent(self.samples, self.lengths, block.stack.stream)
+        extent = Extent(self.samples, self.lengths, block.stack.stream, self.plan.execution.expert_imbalance)
         return self.once(("shares", block.likeness), lambda: layer_shares(self.ways(block), extent, block.learning))
 
     def row_shares(self, block: Block) -> list[tuple[Row, tuple[Part, ...], list[Share]]]:
         """Each row of a block, with the parts under it and their operators as one rank has them."""
+        return self.once(("row_shares", block), lambda: self._row_shares(block))
+
+    def _row_shares(self, block: Block) -> list[tuple[Row, tuple[Part, ...], list[Share]]]:
         shares = dict(zip((part.name for part in block.stack.parts), self.shares(block), strict=True))
         return [(row, parts, [share for part in parts for share in shares[part.name]]) for row, parts in block.rows()]
 
@@ -260,6 +290,13 @@ class Placement:
         return sum(self.model.by_name[read].stack.output for read in _main_reads(layer))
 
 
+def _once(memo: dict[object, Any], key: object, make: Callable[[], _Result]) -> _Result:
+    if key not in memo:
+        memo[key] = make()
+    found: _Result = memo[key]
+    return found
+
+
 def _content(row: Row) -> tuple[object, ...]:
     """What a row says of its layers, whichever they are."""
     return tuple(row.roles.items()), row.recompute, row.offload
@@ -270,7 +307,7 @@ def _main_reads(layer: Layer) -> list[str]:
 
 
 def _tied(stack: LayerStack) -> bool:
-    return any(getattr(operator, "tied", False) for operator in stack.operators)
+    return any(vars(operator).get("tied", False) for operator in stack.operators)
 
 
 def _adapts(stack: LayerStack, targets: tuple[str, ...]) -> bool:

@@ -22,9 +22,19 @@ class Product(NamedTuple):
         return 2.0 * self.rows * self.columns * self.inner * self.batch
 
     @property
+    def read(self) -> float:
+        """Numbers of both operands."""
+        return self.batch * self.inner * (self.rows + self.columns)
+
+    @property
+    def written(self) -> float:
+        """Numbers of the result."""
+        return self.batch * self.rows * self.columns
+
+    @property
     def numbers(self) -> float:
         """Read and written, each once."""
-        return self.batch * (self.rows * self.inner + self.inner * self.columns + self.rows * self.columns)
+        return self.read + self.written
 
     def by_input(self) -> "Product":
         """Backward, for the gradient of the left operand."""

@@ -56,4 +56,4 @@ def _made(operator: Operator) -> int:
             return operator.heads * (operator.value_dim or operator.head_dim)
         case MatMul():
             return operator.outputs
-    return int(getattr(operator, "width", 0))
+    return int(vars(operator).get("width", 0))

@@ -5,7 +5,8 @@ heads. A rank's parameters and FLOPs then come from the same functions as the mo
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from meshwright.cost.reads import Reads
@@ -78,6 +79,8 @@ class Extent(NamedTuple):
     samples: float
     lengths: Mapping[str, int]
     stream: str
+    crowding: float = 1.0
+    """Positions of the busiest expert rank over the mean."""
 
 
 class Learning(NamedTuple):
@@ -124,6 +127,18 @@ class Share(NamedTuple):
     """Width of what the matrix before it put out, where its input is a slice of that width."""
     slice_of: float = 0.0
     """Positions per sample of the tensor that its input is a slice of, where it works on a few of them alone."""
+    crowding: float = 1.0
+    """Of experts over several ranks: positions that come to the busiest, which `work` has, over those that it sends."""
+
+    @property
+    def sent(self) -> float:
+        """Positions that the rank itself has to work on, wherever they go.
+
+        >>> experts = Experts(count=4, top_k=2, hidden=8, ffn=24)
+        >>> Share(experts, Work(1, 24, 24), learns=True, passes=True, crowding=1.5).sent
+        16.0
+        """
+        return self.work.positions / self.crowding
 
 
 def elements(operator: Operator, work: Work) -> float:
@@ -149,19 +164,33 @@ def elements(operator: Operator, work: Work) -> float:
         case Experts():
             width = operator.hidden
         case _:
-            width = getattr(operator, "width", 0)
+            width = vars(operator).get("width", 0)
     return work.positions * width
 
 
-def layer_shares(parts: list[tuple[Part, Ways]], extent: Extent, learning: Learning) -> list[list[Share]]:
+def layer_shares(parts: Sequence[tuple[Part, Ways]], extent: Extent, learning: Learning) -> list[list[Share]]:
     """The operators of each part as one rank has them, in order. Each part has the ways of its own row."""
+    return list(map(list, shares_of(tuple(parts), extent._replace(lengths=_Lengths(extent.lengths)), learning)))
+
+
+class _Lengths(dict[str, int]):
+    """Lengths of streams that may be part of a key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+@lru_cache(maxsize=4096)  # a search tries one model with the same ways again and again
+def shares_of(
+    parts: tuple[tuple[Part, Ways], ...], extent: Extent, learning: Learning
+) -> tuple[tuple[Share, ...], ...]:
     flows, found, reads = learning.fed, [], Reads()
     for part, ways in parts:
         reads.next_part(part.operators, parallel=part.parallel)
         walk = _Walk(part.operators, ways, extent, learning, flows=flows, reads=reads)
-        found.append(list(walk))
+        found.append(tuple(walk))
         flows = walk.flows
-    return found
+    return tuple(found)
 
 
 class _Walk:
@@ -189,6 +218,9 @@ class _Walk:
         """True right after it."""
         self.turned = 0.0
         """The share of its heads that was normalised or rotated since."""
+        self.core = next((operator for operator in operators if isinstance(operator, Attention)), None)
+        self.looked_at = {operator.cross for operator in operators if isinstance(operator, Attention)}
+        self.adapted = learning.lora.targets if learning.lora and learning.trains else ()
 
     def __iter__(self) -> Iterator[Share]:
         for place, operator in enumerate(self.operators):
@@ -200,13 +232,15 @@ class _Walk:
         tensor, scattered = self.ways.tensor, self.ways.scattered
         learns, fresh = self._learns(operator), self._is_fresh(operator)
         cut = self._cut(operator)
-        enters = isinstance(operator, Experts) or (getattr(operator, "split", None) == "column" and not self.inside)
-        leaves = isinstance(operator, Experts) or getattr(operator, "split", None) in ("row", "vocabulary")
+        experts, split = isinstance(operator, Experts), vars(operator).get("split")
+        enters = experts or (split == "column" and not self.inside)
+        leaves = experts or split in ("row", "vocabulary")
         whole = not (self.inside or enters or leaves)
+        crowding = self.extent.crowding if isinstance(operator, Experts) and self.ways.experts > 1 else 1.0
         work = self._work(operator, whole)
         share = Share(
             operator=cut,
-            work=work,
+            work=work._replace(samples=work.samples * crowding),
             learns=learns,
             passes=self.flows,
             fresh=fresh,
@@ -215,12 +249,13 @@ class _Walk:
             enters=enters and tensor > 1,
             leaves=leaves and tensor > 1,
             scattered=scattered if enters else 1,
-            keys=work.length if getattr(operator, "block", None) else work.context / self.ways.cp,
+            keys=work.length if vars(operator).get("block") else work.context / self.ways.cp,
             partial=_partial(cut, whole, scattered) if learns else 0.0,
             fused=isinstance(cut, Attention) and self.made == _fused_width(cut),
             turned=self.turned,
             made=self._cut_from(cut),
             slice_of=self._slice_of(operator),
+            crowding=crowding,
         )
         self._note(cut)
         self.inside = (self.inside or enters) and not leaves
@@ -253,14 +288,13 @@ class _Walk:
                 sizes = {"count": _divided(operator.count, self.ways.experts), "ffn": _divided(operator.ffn, tensor)}
             case _ if self.inside:
                 sizes = _slice(operator, tensor)
-        if self.learning.holds_copies and getattr(operator, "tied", False):
+        if self.learning.holds_copies and vars(operator).get("tied"):
             sizes["tied"] = False
         return _copy(operator, **sizes)
 
     def _column(self, linear: Linear) -> int:
         """Outputs of a column cut. Ranks beyond the number of KV heads hold copies of these, not slices."""
-        tensor = self.ways.tensor
-        core = next((operator for operator in self.operators if isinstance(operator, Attention)), None)
+        tensor, core = self.ways.tensor, self.core
         kv = core.kv_heads * core.head_dim if core else 0
         kv_ways = min(tensor, core.kv_heads) if core else tensor
         segments = linear.segments or (linear.outputs,)
@@ -268,11 +302,10 @@ class _Walk:
 
     def _learns(self, operator: Operator) -> bool:
         trains = self.learning.trains and self.learning.lora is None
-        return trains and bool(operator.parameters() or getattr(operator, "tied", False))
+        return trains and bool(operator.parameters() or vars(operator).get("tied"))
 
     def _is_fresh(self, operator: Operator) -> bool:
-        looked_at = {other.cross for other in self.operators if isinstance(other, Attention)}
-        if isinstance(operator, Linear) and operator.stream is not None and operator.stream in looked_at:
+        if isinstance(operator, Linear) and operator.stream is not None and operator.stream in self.looked_at:
             return False  # an encoder's output, which all layers that look at it keep together
         return self.reads.is_fresh(operator, keeps=self._learns(operator) or self._adapts(operator))
 
@@ -298,13 +331,12 @@ class _Walk:
         elif isinstance(cut, Norm) and cut.heads:
             self.turned = 1.0
         elif isinstance(cut, Rotary):
-            core = next((other for other in self.operators if isinstance(other, Attention)), None)
+            core = self.core
             whole = (core.heads + core.kv_heads) * core.head_dim if core else cut.width
             self.turned = cut.width * (self.ways.tensor if self.inside else 1) / whole
 
     def _adapts(self, operator: Operator) -> bool:
-        lora = self.learning.lora
-        ends = lora.targets if lora and self.learning.trains and isinstance(operator, Linear) else ()
+        ends = self.adapted if isinstance(operator, Linear) else ()
         return any(operator.path == end or operator.path.endswith(f".{end}") for end in ends)
 
     def _adapted(self, operator: Operator, base: Share) -> Iterator[Share]:

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.order_graph import Graph, graph_of
-from meshwright.cost.orders import Order
+from meshwright.cost.orders import Integers, Order
+from meshwright.cost.overlap import beside
 
-SpanKind = Literal["forward", "backward", "input", "weight", "reduce", "norm", "optimizer", "update"]
+SpanKind = Literal["forward", "backward", "input", "weight", "reduce", "tied", "norm", "optimizer", "update"]
 Floats: TypeAlias = NDArray[np.float64]
 
 
@@ -36,6 +37,10 @@ class StageTime(NamedTuple):
     """Gathering of the parameters that the optimizer has changed."""
     weight: float = 0.0
     """Of backward, the gradients of the weights, where a schedule takes them apart."""
+    forward_sent: float = 0.0
+    """Of forward, exchanges that the backward of another micro-batch can hide where both run together."""
+    backward_sent: float = 0.0
+    """The same of backward, behind a forward."""
 
 
 class Link(NamedTuple):
@@ -45,6 +50,14 @@ class Link(NamedTuple):
     target: int
     forward: float = 0.0
     backward: float = 0.0
+
+
+class Tied(NamedTuple):
+    """A gradient that several groups sum once a step."""
+
+    stages: tuple[int, ...]
+    """One of each group that holds the parameter."""
+    seconds: float
 
 
 class Span(NamedTuple):
@@ -92,7 +105,11 @@ class SharedPool(NamedTuple):
 class Timeline:
     """A simulated step."""
 
-    def __init__(self, graph: Graph, starts: Floats, ends: Floats, finish: Sequence[Span]) -> None:
+    def __init__(
+        self, graph: Graph, starts: Floats, ends: Floats, finish: Sequence[Span], hidden: Sequence[float]
+    ) -> None:
+        self.hidden = tuple(hidden)
+        """Seconds that pairs save each group."""
         self._graph, self._starts, self._ends, self.finish = graph, starts, ends, tuple(finish)
         last = [span.end for span in finish]
         self.seconds = float(max([*last, ends.max(initial=0.0)]))
@@ -129,14 +146,21 @@ def simulate(
     times: Sequence[StageTime],
     links: Sequence[Link],
     *,
+    tied: Sequence[Tied] = (),
     norm: float | None = None,
     pools: Sequence[SharedPool] = (),
+    contention: float = 0.0,
 ) -> Timeline:
     """Run each group's actions, then what ends a step: gradients, optimizer, parameters.
 
-    `norm` is the time of the reduction of the gradient norm, for which all groups wait until the last has its
-    gradients; none where gradients are not clipped, and every group goes on by itself. Where groups share the computing
-    of `pools`, times are those with all of them at work. Raises PlanError where groups wait for each other in a circle.
+    A gradient of `tied` is summed when the last of its groups has reduced its own. `norm` is the time of the reduction
+    of the gradient norm, for which all groups wait until the last has its gradients; none where gradients are not
+    clipped, and every group goes on by itself. Where groups share the computing of `pools`, times are those with all of
+    them at work. Raises PlanError where groups wait for each other in a circle.
+
+    The actions of a pair (`Order.joined`) start when both can, and what they make is sent when both are through. Their
+    computing adds up, and what each sends runs beside the other's computing, which is slower by `contention` meanwhile:
+    the step is that of two streams for each micro-batch (DeepSeek-V3, arXiv 2412.19437, section 3.2.1, figure 4).
 
     Of P equal stages and M micro-batches, 1f1b takes (M + P - 1) (forward + backward), of which P - 1 in M + P - 1 are
     waited (Narayanan 2021, section 2.2.1). One micro-batch alone also waits for its messages.
@@ -149,9 +173,9 @@ def simulate(
     7.0
     """
     graph = graph_of(orders, tuple((link.source, link.target) for link in links))
-    durations = _durations(graph, times, links)
+    durations, hidden = _durations(graph, times, links, contention)
     starts, ends = _shared(graph, durations, pools) if pools else _alone(graph, durations)
-    return Timeline(graph, starts, ends, _finish(graph, ends, times, norm))
+    return Timeline(graph, starts, ends, _finish(graph, ends, times, tied, norm), hidden)
 
 
 def _alone(graph: Graph, durations: Floats) -> tuple[Floats, Floats]:
@@ -160,9 +184,9 @@ def _alone(graph: Graph, durations: Floats) -> tuple[Floats, Floats]:
     first, *others = graph.before
     bounds = graph.ranks.tolist()
     for begin, end in pairwise(bounds):
-        ready = ends[first[begin:end]]
+        ready = ends.take(first[begin:end])
         for column in others:
-            np.maximum(ready, ends[column[begin:end]], out=ready)
+            np.maximum(ready, ends.take(column[begin:end]), out=ready)
         np.add(ready, durations[begin:end], out=ends[begin:end])
     ends = ends[:-1]
     return ends - durations, ends
@@ -200,38 +224,63 @@ def _pace(group: int | None, busy: set[int], pools: Sequence[SharedPool]) -> flo
     return min((pool.pace(busy) for pool in pools if group in pool.devices), default=1.0)
 
 
-def _durations(graph: Graph, times: Sequence[StageTime], links: Sequence[Link]) -> Floats:
+def _durations(
+    graph: Graph, times: Sequence[StageTime], links: Sequence[Link], contention: float
+) -> tuple[Floats, list[float]]:
+    """Seconds of each node, and what pairs save each group."""
     # The columns are in the order of KINDS.
     table = np.array([(time.forward, time.backward, time.backward - time.weight, time.weight) for time in times])
-    durations = np.empty(graph.before.shape[1])
+    durations, hidden = np.empty(graph.before.shape[1]), list[float]()
     for order, nodes in zip(graph.orders, graph.actions, strict=True):
         durations[nodes] = table[order.stage, order.kind]
+        hidden.append(_hide(order, nodes, times, durations, contention) if len(order.joined) else 0.0)
     if len(graph.messages):
         travel = np.array([(link.backward, link.forward) for link in links])
         durations[graph.messages] = travel[graph.message_facts[:, 4], graph.message_facts[:, 3]]
-    return durations
+    return durations, hidden
 
 
-def _finish(graph: Graph, ends: Floats, times: Sequence[StageTime], norm: float | None) -> list[Span]:
-    """What happens once a step, group by group, from when the group is free."""
+def _hide(order: Order, nodes: Integers, times: Sequence[StageTime], durations: Floats, contention: float) -> float:
+    """Shortens the actions of pairs: of each its computing is left, with what the other sends beside it."""
+    sent = np.array([(time.forward_sent, time.backward_sent) for time in times])
+    first, second = nodes[order.joined], nodes[order.joined + 1]
+    there, back = sent[order.stage[order.joined], 0], sent[order.stage[order.joined + 1], 1]
+    before = float(durations[first].sum() + durations[second].sum())
+    durations[first] = beside(durations[first] - there, back, contention)
+    durations[second] = beside(durations[second] - back, there, contention)
+    return before - float(durations[first].sum() + durations[second].sum())
+
+
+def _finish(
+    graph: Graph, ends: Floats, times: Sequence[StageTime], tied: Sequence[Tied], norm: float | None
+) -> list[Span]:
+    """What happens once a step, group by group, from when the group is free, or all that take part are."""
     free = [float(ends[nodes[-1]]) if len(nodes) else 0.0 for nodes in graph.actions]
-    own = [sorted({int(stage) for stage in np.unique(order.stage)}) for order in graph.orders]
+    own = graph.stages
     spans: list[Span] = []
 
-    def run(kind: SpanKind, durations: Sequence[float], earliest: float = 0.0) -> None:
-        for group, duration in enumerate(durations):
-            start = max(free[group], earliest)
-            free[group] = start + duration
-            if duration:
-                spans.append(Span(group, own[group][0], None, kind, start, free[group]))
+    def run(kind: SpanKind, group: int, duration: float, earliest: float = 0.0) -> None:
+        start = max(free[group], earliest)
+        free[group] = start + duration
+        if duration:
+            spans.append(Span(group, own[group][0], None, kind, start, free[group]))
 
-    def of(name: str) -> list[float]:
-        return [sum(getattr(times[stage], name) for stage in stages) for stages in own]
+    def alone(kind: Literal["reduce", "optimizer", "update"]) -> None:
+        for group, stages in enumerate(own):
+            run(kind, group, sum(getattr(times[stage], kind) for stage in stages))
 
-    run("reduce", of("reduce"))
-    run("norm", [norm or 0.0] * len(own), max(free) if norm is not None else 0.0)
-    run("optimizer", of("optimizer"))
-    run("update", of("update"))
+    def together(kind: SpanKind, groups: Sequence[int], duration: float) -> None:
+        last = max(free[group] for group in groups)
+        for group in groups:
+            run(kind, group, duration, last)
+
+    alone("reduce")
+    for each in tied:
+        together("tied", [group for group, stages in enumerate(own) if set(stages) & set(each.stages)], each.seconds)
+    if norm is not None:
+        together("norm", range(len(own)), norm)
+    alone("optimizer")
+    alone("update")
     return spans
 
 

@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from meshwright.cost.collectives import TRAFFIC, Way, seconds
+from meshwright.cost.compute import machines
 from meshwright.cost.flows import Flow, Kind
 from meshwright.cost.layer_times import PART_OF, LayerSeconds, OneWay, Spent, time_layer
-from meshwright.cost.overlap import MIB, Ready, Streams, exposed_reduction, one_pass
+from meshwright.cost.overlap import MIB, LayerTime, Ready, Reduction, Streams, one_pass
 from meshwright.cost.placement import Placement
-from meshwright.cost.simulation import Link, StageTime
+from meshwright.cost.simulation import Link, StageTime, Tied
 from meshwright.cost.volumes import Collective, edge_crossing, edge_flows, tied_collectives, whole_step
 from meshwright.cost.wires import Wires
 from meshwright.plan.groups import RankLists, axis_groups, tied_ranks
 
 PARTS = (
-    "forward", "recompute", "backward", "optimizer", "tensor", "sequence", "expert", "state", "transition", "offload",
+    "forward", "recompute", "backward", "optimizer", "tensor", "sequence", "expert", "state", "transition", "launch", "offload",
 )  # fmt: skip
 """What a stage spends its time on; of communication, what computing waits for."""
 
@@ -37,6 +39,8 @@ class StageWork:
             optimizer=self.optimizer.total,
             update=self.update.total,
             weight=self.weight,
+            forward_sent=self.forward.parts.get("expert", 0.0),
+            backward_sent=self.backward.parts.get("expert", 0.0),
         )
 
     def step(self, micro_batches: int) -> dict[str, float]:
@@ -54,12 +58,16 @@ class Stages:
 
     def __init__(self, placement: Placement) -> None:
         self.placement, self.wires = placement, Wires(placement)
+        self.reductions: dict[int, Reduction] = {}
+        """Stage → the gradients that it reduces once a step, where it does."""
         self.work = [self._stage(number) for number in range(len(placement.plan.stages))]
         self.links = self._edges()
-        at_end = [*tied_collectives(placement), *whole_step(placement)]
+        self.tied = [self._tied(collective) for collective in tied_collectives(placement)]
+        at_end = placement.once("whole step", lambda: list(whole_step(placement)))
         for collective in at_end:
-            if collective.purpose != "norm":
-                self._once(collective)
+            if collective.purpose == "loss":
+                work = self.work[self._first(*collective.groups)]
+                work.reduce.add("state", self._once(collective))
         self.norm = self._norm_seconds(one for one in at_end if one.purpose == "norm")
         """Seconds of the gradient norm's reduction, for which all groups wait; none where nothing is clipped."""
 
@@ -68,31 +76,47 @@ class Stages:
         timed = {block: time_layer(placement, self.wires, block) for block in placement.stage_blocks(stage)}
         names = [placed.layer for placed in placement.plan.placed if placed.stage == stage]
         layers = [timed[placement.block_of[name]] for name in names]
-        streams = self._streams(group)
-        _pass(work.forward, [layer.forward for layer in layers], streams)
-        _pass(work.backward, [layer.backward for layer in reversed(layers)], streams)
+        streams, host = self._streams(group), self._host(group)
+        _pass(work.forward, [layer.forward for layer in layers], streams, host)
+        _pass(work.backward, [layer.backward for layer in reversed(layers)], streams, host)
         for layer in layers:
             work.weight += layer.weight
             work.optimizer.add_all(layer.optimizer.parts)
             work.update.add_all(layer.update.parts)
-        work.reduce.add("state", self._exposed(group, layers))
+        reduction = self._reduction(group, layers, work.backward.total)
+        if reduction.layers:
+            self.reductions[stage] = reduction
+            work.reduce.add("state", reduction.exposed(placement.plan.execution.bucket_mib * MIB))
         return work
+
+    def times(self, bucket_mib: float | None = None) -> list[StageTime]:
+        """Of each stage, as the simulation wants them; in buckets of this size where one is given."""
+        found = [work.time() for work in self.work]
+        own = self.placement.plan.execution.bucket_mib
+        for stage, reduction in self.reductions.items() if bucket_mib is not None else ():
+            change = reduction.exposed(bucket_mib * MIB) - reduction.exposed(own * MIB)
+            found[stage] = found[stage]._replace(reduce=max(0.0, found[stage].reduce + change))
+        return found
 
     def _streams(self, group: str) -> Streams:
         able = self.placement.overlaps(group) and "gathers" in self.placement.plan.execution.overlap
         return Streams(self.placement.plan.execution.prefetch, able, self.placement.calibration.contention)
 
-    def _exposed(self, group: str, layers: Sequence[LayerSeconds]) -> float:
-        """What is left of the reductions of gradients once a step when the last backward ends."""
+    def _host(self, group: str) -> "_Host":
+        slowest = max(machine.reached.launch for machine in machines(self.placement, group))
+        return _Host(slowest, ahead=self.placement.overlaps(group))
+
+    def _reduction(self, group: str, layers: Sequence[LayerSeconds], backward: float) -> Reduction:
+        """The gradients of layers that are reduced once a step, beside the last backward where they hide."""
         hides = self.placement.overlaps(group) and "gradients" in self.placement.plan.execution.overlap
         flows = [flow for layer in layers for flow in layer.once]
-        if not flows:
-            return 0.0
-        ready = [
-            Ready(layer.backward.spent.total if hides else 0.0, sum(flow.bytes * flow.times for flow in layer.once))
+        streams = self._streams(group)
+        ready = tuple(
+            Ready(_beside(layer.backward.time, streams, hides=hides), sum(flow.bytes * flow.times for flow in layer.once))
             for layer in reversed(layers)
-        ]
-        return exposed_reduction(ready, self.placement.plan.execution.bucket_mib * MIB, self._bucket(group, flows))
+        )
+        until = backward if hides else 0.0
+        return Reduction(ready if flows else (), self._bucket(group, flows), until, streams.prefetch)
 
     def _bucket(self, group: str, flows: Sequence[Flow]) -> Callable[[float], float]:
         """The time of one bucket of gradients: where they go over several axes, each has its share of it."""
@@ -124,13 +148,18 @@ class Stages:
             travel[source.stage, target.stage] = there, back
         return [Link(source, target, *times) for (source, target), times in travel.items() if source != target]
 
-    def _once(self, collective: Collective) -> None:
-        """What one or several groups do together at the end of a step, each once, whatever stages it has."""
+    def _tied(self, collective: Collective) -> Tied:
+        """A gradient that groups sum together at the end of a step, once, whatever stages they have."""
+        return Tied(tuple(map(self._first, collective.groups)), self._once(collective))
+
+    def _first(self, group: str) -> int:
+        """The number of a group's first stage."""
+        return next(number for number, stage in enumerate(self.placement.plan.stages) if stage.on == group)
+
+    def _once(self, collective: Collective) -> float:
+        """Seconds of what happens once a step."""
         way = self.wires.network.slowest(self._lists(collective), TRAFFIC[collective.kind])
-        time = seconds(collective.kind, collective.bytes, len(collective.ranks), way)
-        on = [stage.on for stage in self.placement.plan.stages]
-        for group in collective.groups:
-            self.work[on.index(group)].reduce.add("state", time)
+        return seconds(collective.kind, collective.bytes, len(collective.ranks), way)
 
     def _lists(self, collective: Collective) -> RankLists:
         """All the process groups that do what the first does."""
@@ -148,10 +177,48 @@ class Stages:
         return sum(seconds(one.kind, 0.0, len(one.ranks), Way(math.inf, latency(one.ranks))) for one in reductions)
 
 
-def _pass(spent: Spent, ways: Sequence[OneWay], streams: Streams) -> None:
-    """One micro-batch through a stage: what stands in the way, and what is exposed of what runs beside."""
+class _Host(NamedTuple):
+    """What launches the kernels of a group."""
+
+    launch: float
+    """Seconds of one."""
+    ahead: bool
+    """True where it launches while earlier kernels run, and is waited for only where these are quicker; on a CPU each
+    operation is launched and run in turn."""
+
+    def waited(self, launches: float, computing: float) -> float:
+        """Seconds that a device waits for the host.
+
+        >>> _Host(10e-6, ahead=True).waited(100, 4e-4), _Host(10e-6, ahead=True).waited(100, 2e-3)
+        (0.0006000000000000001, 0.0)
+        """
+        host = self.launch * launches
+        return max(0.0, host - computing) if self.ahead else host
+
+
+def _beside(time: LayerTime, streams: Streams, *, hides: bool) -> LayerTime:
+    """A layer of the last backward as reductions find it: nothing of it where they wait for all, and all in one where
+    nothing else runs beside computing.
+    """
+    if not hides:
+        return LayerTime(0.0)
+    return time if streams.overlaps else LayerTime(sum(time))
+
+
+def _pass(spent: Spent, ways: Sequence[OneWay], streams: Streams, host: _Host) -> None:
+    """One micro-batch through a stage: what stands in the way, what is exposed of what runs beside, and what it waits
+    for the host. Copies to and from the host run beside all of that (Ren 2021, section 4.1).
+
+    Two layers of 4 seconds, of whose gathers the first is waited for; of 12 seconds of copies 3 are left:
+
+    >>> way, spent = OneWay(Spent({"forward": 4.0}), gather=1.0, copied=6.0), Spent()
+    >>> _pass(spent, [way, way], Streams(), _Host(0.0, ahead=True))
+    >>> spent.parts
+    {'forward': 8.0, 'state': 1.0, 'offload': 3.0}
+    """
     for way in ways:
         spent.add_all(way.spent.parts)
-    computing, copied = spent.total, sum(way.copied for way in ways)
-    spent.add("state", one_pass([way.time for way in ways], streams).exposed)
-    spent.add("offload", max(0.0, copied - computing))
+    passed = one_pass([way.time for way in ways], streams)
+    spent.add("state", passed.exposed)
+    spent.add("launch", host.waited(sum(way.launches for way in ways), passed.seconds))
+    spent.add("offload", max(0.0, sum(way.copied for way in ways) - spent.total))

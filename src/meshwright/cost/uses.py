@@ -1,4 +1,59 @@
-"""What single kernels keep for backward, and what they read and write: the formulas that kernel sets are made of."""
+"""What single kernels keep for backward, and what they read and write: the formulas that kernel sets are made of.
+
+Kept and moved bytes of two samples of five positions in bf16, ten positions in all. A matrix from 8 to 3 keeps its
+input, and moves input, weight and output, 2 (80 + 24 + 30); gathered again over four ranks it keeps a quarter. An
+embedding keeps ten indices.
+
+>>> from meshwright.model.work import Work
+>>> def used(kernel, operator, **facts):
+...     share = Share(operator, Work(samples=2, length=5, context=5), learns=True, passes=True, **facts)
+...     return tuple(kernel(operator, share, Storage())[:2])
+>>> used(linear, Linear(inputs=8, outputs=3)), used(linear_gathered_again, Linear(inputs=8, outputs=3), scattered=4)
+((160, 268), (40.0, 268))
+>>> used(embedding, Embedding(rows=9, width=4, split="vocabulary"))
+(80, 160)
+
+Norms of 40 numbers. Eager RMS keeps a float32 copy, the normalised numbers and ten deviations, 40 (4 + 2) + 4 x 10; one
+kernel the input, with ten means and deviations; a fused one the input alone (Korthikanti 2022, section 4.1: 2 s b h).
+
+>>> rms, layer = Norm(kind="rms", width=4), Norm(kind="layer", width=4)
+>>> used(norm_eager, rms), used(norm_compiled, layer), used(norm_fused, layer)
+((280.0, 1440), (160.0, 160), (80, 160))
+
+Dropout keeps a byte a number (same section: s b h); fused, on the 200 weights of four heads, the output too: 3 a s^2 b.
+
+>>> hidden, weights = Dropout(probability=0.1, width=4), Dropout(probability=0.1, width=4, of="attention")
+>>> used(dropout_eager, hidden), used(dropout_fused, hidden), used(dropout_fused, weights)
+((40, 200), (40, 40), (600, 1000))
+
+`gelu_new` keeps four tensors of 80 bytes in its eight kernels; a gated silu its input and both factors of the product;
+fused (Shazeer 2020, section 2, for the gates) gate and up alone. An addition keeps nothing, pooling its output's size.
+
+>>> gated = Activation(function="silu", width=4, gated=True)
+>>> used(activation_eager, Activation(function="gelu_new", width=4)), used(activation_eager, gated)
+((320, 1440), (240, 400))
+>>> used(activation_fused, gated), used(moves(2), Activation(width=4)), used(keeps_input, Activation(width=4))
+((160, 240), (0.0, 160), (80, 160))
+
+A router of 8 experts from 4 numbers keeps its input and 80 probabilities in float32; eager, for each position 8
+scores, twice an index and a weight, and their sum, 10 (32 + 24 + 4). Its two experts of 4 x 6 see 20 positions: as
+sent, gate, up, function and product, put out, 2 x 20 (4 + 4 x 6 + 4), with 20 (8 x 3 + 2) of lists and 4 x 8 ends.
+
+>>> chosen = Router(hidden=4, experts=8, top_k=2)
+>>> used(router, chosen), used(router_eager, chosen)
+((400, 1104), (680, 1104))
+>>> experts = Experts(count=8, top_k=2, hidden=4, ffn=6, gated=True)
+>>> used(experts_eager, experts), used(routed_experts, experts)
+((1832, 3232), (1040, 2992))
+
+A convolution keeps its 10 x 3 numbers, a product both operands, 10 x 4 and 2 x 4 x 3. A loss over 7 classes keeps 70
+log-probabilities in float32, and the logits where the caller holds them.
+
+>>> used(convolution, Convolution(inputs=3, outputs=4, kernel=(3,))), used(matmul, MatMul(inner=4, outputs=3))
+((60, 212), (128, 188))
+>>> used(loss_eager, Loss(classes=7)), used(loss_fused, Loss(classes=7))
+((420, 980), (280, 420))
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -277,6 +332,15 @@ def loss_eager(op: Loss, share: Share, storage: Storage) -> Use:
         held=held,
         passing=2 * numbers * wide,
     )
+
+
+def loss_cut(op: Loss, share: Share, storage: Storage) -> Use:
+    """As `loss_fused` keeps, but kernel by kernel: cast, largest, difference, exponentials, sum, and quotient, which
+    backward scales and casts back (megatron/core/tensor_parallel/cross_entropy.py, 2022): 38 and 14 bytes a logit in
+    fp16, of which a third counts as forward's here, since backward is taken to move twice as much.
+    """
+    numbers, wide = elements(op, share.work) * op.classes, storage.wide
+    return loss_fused(op, share, storage)._replace(moved=numbers * (2 * storage.element + 12 * wide) / 3)
 
 
 def loss_fused(op: Loss, share: Share, storage: Storage) -> Use:

@@ -10,11 +10,14 @@ three small all-reduces of [batch, seq] in float32 or wider (largest logit, sum 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from meshwright.cost.blocks import Block, Edge
 from meshwright.cost.flows import Flow, Kind, Purpose, When, active, last_sums, repeated, role_flows, roles_of
 from meshwright.cost.moves import Crossing, by_tokens, crossing, division, moves
+from meshwright.cost.optimizers import optimizer_flows
 from meshwright.cost.placement import Placement
+from meshwright.cost.slices import stepped_by
 from meshwright.cost.states import Parameters, Widths, count_parameters, sharding_of, state_flows
 from meshwright.model.operators import Attention
 from meshwright.model.spec import Part
@@ -27,18 +30,14 @@ NORM_BYTES = LOSS_BYTES = 8
 """The square of the gradient norm, and the step's loss: one float64 number each."""
 
 
-FOLLOWS_AT_ONCE = frozenset({"1f1b", "interleaved", "zb-h1", "zbv"})
-"""Schedules under which a micro-batch's backward through the last stage follows its forward there at once, so that
-zero3 need not gather the last layer again."""
-
-
 @dataclass(frozen=True)
 class Collective:
     """Equal collectives of one optimizer step, as the first device of their group sees them.
 
     `bytes` is, for each kind: `all_reduce` the tensor, `all_gather` the gathered tensor, `reduce_scatter` the tensor
-    before, `all_to_all` what a rank holds (before as after), `exchange` what the busiest rank receives, `p2p`
-    the message. Runtimes may cut one into buckets.
+    before, `all_to_all` what a rank holds (before as after; where experts get unequal shares, the busiest after),
+    `exchange` what the busiest rank receives, `p2p` the message. Runtimes may cut one into buckets. To experts goes a
+    copy for each, whatever `execution.dispatch` says: how many fewer reach nodes is a matter of where ranks lie.
     """
 
     purpose: Purpose
@@ -74,25 +73,39 @@ def _counted(placement: Placement, block: Block) -> list[Parameters]:
 
 
 def block_flows(placement: Placement, block: Block) -> list[Flow]:
-    """The collectives of one layer of a block: of its roles and recompute, of the moves to and from parts with roles of
-    their own, and of its states.
+    """The collectives of one layer of a block: those of its rows, of its states, and of its optimizer."""
+    return [flow for flows in row_flows(placement, block) for flow in flows] + kept_flows(placement, block)
+
+
+def row_flows(placement: Placement, block: Block) -> list[list[Flow]]:
+    """The collectives of each row of a block: of its roles and recompute, and of the moves to and from a part with
+    roles of its own.
     """
-    return placement.once(("flows", block.likeness), lambda: _block_flows(placement, block))
+    return placement.once(("flows", block.likeness), lambda: _row_flows(placement, block))
 
 
-def _block_flows(placement: Placement, block: Block) -> list[Flow]:
+def kept_flows(placement: Placement, block: Block) -> list[Flow]:
+    """The collectives of what a layer keeps: of its states, and of its optimizer."""
+    return placement.once(("kept", placement.sharded_alike(block)), lambda: _kept_flows(placement, block))
+
+
+def _row_flows(placement: Placement, block: Block) -> list[list[Flow]]:
     mesh = placement.group(block.group).mesh
-    flows: list[Flow] = []
+    found: list[list[Flow]] = []
     for row, parts, shares in placement.row_shares(block):
         roles = roles_of(row, mesh)
         here = role_flows(shares, roles, placement.kernels, placement.element)
         if row is not block.row:
             here += _part_moves(placement, block, row, parts)
         unread = last_sums(shares, roles) if parts and parts[-1] is block.stack.parts[-1] else 0
-        flows += here
-        if has_backward(block):
-            flows += repeated(here, row.recompute, placement.kernels, unread=unread)
-    return flows + _block_states(placement, block)
+        again = repeated(here, row.recompute, placement.kernels, unread=unread) if has_backward(block) else []
+        found.append(here + again)
+    return found
+
+
+def _kept_flows(placement: Placement, block: Block) -> list[Flow]:
+    flows = _block_states(placement, block)
+    return flows + [flow for each in stepped_by(placement, block) for flow in optimizer_flows(placement.recipe, each)]
 
 
 def has_backward(block: Block) -> bool:
@@ -116,8 +129,7 @@ def _block_states(placement: Placement, block: Block) -> list[Flow]:
     if block.lends:
         return []
     mesh, flows = placement.group(block.group).mesh, list[Flow]()
-    plan = placement.plan
-    follows = block.last and (plan.schedule in FOLLOWS_AT_ONCE or len(plan.stages) == 1)
+    follows = block.last and placement.once("follows", lambda: _follows_at_once(placement))
     for row, held in held_by(placement, block):
         whole = held
         for name in block.joined if row is block.row else ():
@@ -131,6 +143,19 @@ def _block_states(placement: Placement, block: Block) -> list[Flow]:
             again=not follows,
         )
     return flows
+
+
+def _follows_at_once(placement: Placement) -> bool:
+    """Whether every micro-batch's backward through the last stage follows its forward there at once, so that zero3 need
+    not gather the last layer again.
+    """
+    stages = placement.plan.stages
+    actions = list(placement.orders[placement.running.index(stages[-1].on)])
+    return all(
+        (after.stage, after.micro_batch) == (before.stage, before.micro_batch)
+        for before, after in pairwise(actions)
+        if before.kind == "forward" and before.stage == len(stages) - 1
+    )
 
 
 def edge_flows(placement: Placement, edge: Edge) -> list[Flow]:

@@ -214,6 +214,9 @@ class Experts(_Operator):
     bias: Flag = False
     function: str = "silu"
     """Its activation, as an Activation names it."""
+    groups: PositiveInt = 1
+    """Runs of equally many experts: a position uses those of `used_groups` of them alone."""
+    used_groups: PositiveInt = 1
 
     def parameters(self) -> int:
         """count · (2 or 3) · hidden · ffn, and the biases."""
@@ -391,5 +394,6 @@ def work_of(operator: Operator, samples: float, lengths: Mapping[str, float], st
     Work(samples=2, length=5, context=9)
     """
     length = operator.positions or lengths[operator.stream or stream]
-    cross, block = getattr(operator, "cross", None), getattr(operator, "block", None)
+    known = vars(operator)
+    cross, block = known.get("cross"), known.get("block")
     return Work(samples, length, block or (lengths[cross] if cross else length))

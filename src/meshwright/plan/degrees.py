@@ -9,7 +9,8 @@ from meshwright.cluster.spec import Cluster
 from meshwright.errors import PlanError
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.numbers import divides, nearest_number
-from meshwright.plan.refine import Piece, refine
+from meshwright.plan.refine import Piece, refine, shard_nearest
+from meshwright.plan.spec import STATEFUL
 
 Order = Literal["megatron", "megatron-pp-dp"]
 """Megatron-LM's order of ranks, or that of its `--use-tp-pp-dp-mapping`, where pp varies faster than dp."""
@@ -132,6 +133,33 @@ def fit_experts(degrees: Degrees, model: ModelSpec) -> tuple[Piece, ...]:
         ranks = ", ".join(f"{name} {getattr(degrees, name)}" for name in ("etp", "tp", "ulysses", "cp", "dp"))
         raise PlanError(f"ep {degrees.ep} does not fit {math.gcd(*counts)} experts over {ranks}; take ep {near}")
     return degrees.mesh()
+
+
+def fit_shard(pieces: tuple[Piece, ...], state: str | None, ranks: int | None) -> tuple[Piece, ...]:
+    """The mesh in which so many ranks shard together. Raises PlanError where they are no part of those that can."""
+    if ranks is None:
+        return pieces
+    if state is None:
+        fault = f"shard {ranks} says over how many ranks zero shards, and zero is 0"
+        raise PlanError(f"{fault}; take zero 3, or leave it out")
+    fits = _fitting_shard(pieces)
+    if ranks < 2 or not fits(ranks):
+        most = math.prod(piece.size for piece in pieces if piece.dense in STATEFUL)
+        near = nearest_number(ranks, lambda number: number > 1 and fits(number))
+        fix = f"take shard {near}" if near > 1 else "leave shard out"
+        raise PlanError(f"shard {ranks} is no part of the {most} ranks of dp, cp and ulysses; {fix}")
+    return shard_nearest(pieces, ranks)
+
+
+def _fitting_shard(pieces: tuple[Piece, ...]) -> Callable[[int], bool]:
+    def fits(ranks: int) -> bool:
+        try:
+            shard_nearest(pieces, ranks)
+        except ValueError:
+            return False
+        return True
+
+    return fits
 
 
 def _fitting_ep(degrees: Degrees, experts: int) -> Callable[[int], bool]:

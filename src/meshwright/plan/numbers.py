@@ -1,7 +1,9 @@
 """The nearest number that works, and numbers and lists in words: what the fixes of rules are made of."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 
+from meshwright.errors import PlanError
 from meshwright.plan.ranks import format_ranks
 
 _REACH = 4096
@@ -37,6 +39,18 @@ def show_ranks(ranks: Sequence[int]) -> str:
     """Devices in short, cut off where they are many and without order."""
     text = format_ranks(ranks)
     return text if len(text) <= _ROOM else f"{text[: _ROOM - 3]}..."
+
+
+def require_whole(**numbers: object) -> None:
+    """Raises PlanError for the first that is neither a whole number nor none, by its name.
+
+    >>> require_whole(tp=2, dp=None, pp="2")
+    Traceback (most recent call last):
+    meshwright.errors.PlanError: pp must be a whole number (got '2')
+    """
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise PlanError(f"{name} must be a whole number (got {value!r})")
 
 
 def listed(words: Iterable[str]) -> str:

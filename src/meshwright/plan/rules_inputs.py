@@ -82,6 +82,19 @@ def _length_in_vain(inputs: Inputs) -> Iterator[Finding]:
             yield found("recipe.sequence", stream=stream, asked=asked[stream], fixed=fixed.length)
 
 
+def _one_length_for_streams(inputs: Inputs) -> Iterator[Finding]:
+    sequence, streams = inputs.recipe.sequence, [name for name, one in inputs.model.streams.items() if not one.length]
+    if isinstance(sequence, int) and len(streams) > 1:
+        yield found(
+            "recipe.sequence",
+            model=inputs.model.name,
+            streams=listed(f"'{name}'" for name in streams),
+            length=sequence,
+            written=", ".join(f"{name}: {sequence}" for name in streams),
+            typed=",".join(f"{name}={sequence}" for name in streams),
+        )
+
+
 def _dtypes_of_devices(inputs: Inputs) -> Iterator[tuple[str, list[str]]]:
     """Each kind of device that works, and its dtypes."""
     cluster, told = inputs.cluster, set[str]()
@@ -232,6 +245,14 @@ INPUT_RULES: tuple[Rule, ...] = (
         _length_in_vain,
         "the length {asked} of stream '{stream}' has no effect: the model fixes it at {fixed}",
         "write {fixed}",
+        "warning",
+    ),
+    Rule(
+        "streams-have-their-own-lengths",
+        "meaning",
+        _one_length_for_streams,
+        "streams {streams} of model '{model}' are all taken to be {length} positions long",
+        "say each of them: 'sequence: {{{written}}}' in the recipe, or '--seq {typed}'",
         "warning",
     ),
     Rule(

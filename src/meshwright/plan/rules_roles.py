@@ -5,10 +5,11 @@ from collections.abc import Iterator
 
 from meshwright.errors import nearest
 from meshwright.model.operators import Attention, Convolution, Embedding, Experts, Linear, Operator, Pool, Scan
+from meshwright.model.tensors import has_matrices
 from meshwright.plan.numbers import divides, listed, nearest_number, show_mesh
 from meshwright.plan.rule import Finding, Inputs, Rule, found
 from meshwright.plan.sites import Site
-from meshwright.plan.spec import STATEFUL, Role, Save
+from meshwright.plan.spec import STATEFUL, Offload, Role, Save
 
 
 def _unknown_axis(inputs: Inputs) -> Iterator[Finding]:
@@ -123,7 +124,7 @@ def _attention_asked_in_vain(inputs: Inputs) -> Iterator[Finding]:
 
 def _offload_in_vain(inputs: Inputs) -> Iterator[Finding]:
     optimizer, precision = inputs.recipe.optimizer, inputs.recipe.precision
-    stateless = not optimizer.moments and precision.master is None
+    stateless = optimizer.keeps_nothing and precision.master is None
     for site in inputs.sites:
         offload, held = site.row.offload, [op for held in site.held for op in held.operators]
         asked = [name for name in ("optimizer", "parameters") if getattr(offload, name)]
@@ -133,6 +134,32 @@ def _offload_in_vain(inputs: Inputs) -> Iterator[Finding]:
                 yield found(site.where, what=what, why="the layers have no parameters")
             elif what == "optimizer" and stateless:
                 yield found(site.where, what=what, why=f"{optimizer.name} keeps nothing")
+
+
+def _offload_to_nowhere(inputs: Inputs) -> Iterator[Finding]:
+    """Pools without a host, where a group that offloads has devices."""
+    cluster, told = inputs.cluster, dict[str, list[str]]()
+    for site in inputs.sites:
+        if site.row.offload == Offload():
+            continue
+        if site.on not in told:
+            pools = {cluster.pool_of(rank).name: cluster.pool_of(rank) for rank in _devices(inputs, site)}
+            told[site.on] = [name for name, pool in pools.items() if pool.host is None]
+        if told[site.on]:
+            yield found(site.where, pools=listed(told[site.on]))
+
+
+def _devices(inputs: Inputs, site: Site) -> list[int]:
+    """Those of a site's group that the cluster has."""
+    return [rank for rank in site.group.devices if rank < inputs.cluster.size]
+
+
+def _muon_on_the_host(inputs: Inputs) -> Iterator[Finding]:
+    if inputs.recipe.optimizer.name != "muon":
+        return
+    for site in inputs.sites:
+        if site.row.offload.optimizer and any(has_matrices(held.operators) for held in site.held):
+            yield found(site.where, span=site.row.span)
 
 
 ROLE_RULES: tuple[Rule, ...] = (
@@ -222,6 +249,22 @@ ROLE_RULES: tuple[Rule, ...] = (
         _offload_in_vain,
         "offload of '{what}' has no effect: {why}",
         "remove it",
+        "warning",
+    ),
+    Rule(
+        "muon-steps-on-the-device",
+        "meaning",
+        _muon_on_the_host,
+        "offload of 'optimizer' keeps the momentum of {span} on the host, and muon multiplies it on the device",
+        "remove it, or choose the optimizer adamw",
+    ),
+    Rule(
+        "offload-has-a-host",
+        "meaning",
+        _offload_to_nowhere,
+        "the cluster says nothing of the hosts of pool {pools}: neither the time of offload's copies nor the memory "
+        "that they fill is counted",
+        "give the pool a 'host'",
         "warning",
     ),
 )

@@ -17,7 +17,7 @@ _NEAREST_SPLIT = {"tp+sp": "tp"}
 _FAMILIES = ("llama", "gpt2")
 
 PROVEN: dict[str, tuple[object, ...]] = {
-    "plan.schedule": ("1f1b", "gpipe"),
+    "plan.schedule": ("1f1b",),
     "model.family": _FAMILIES,
     "recipe.precision.compute": ("fp32", "fp64"),
     "recipe.precision.matmul": (None,),
@@ -71,7 +71,7 @@ def _one_dtype(inputs: Inputs) -> Iterator[Finding]:
 
 def _moments_of_another_dtype(inputs: Inputs) -> Iterator[Finding]:
     state, compute = inputs.recipe.optimizer.state, inputs.recipe.precision.compute
-    if inputs.recipe.optimizer.moments and state != compute:
+    if not inputs.recipe.optimizer.keeps_nothing and state != compute:
         yield found("recipe.optimizer.state", state=state, compute=compute)
 
 

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable, Iterator
 
+from meshwright.model.operators import Experts
 from meshwright.plan.numbers import nearest_number
 from meshwright.plan.rule import Finding, Inputs, Rule, found
+from meshwright.plan.sites import Site
 from meshwright.plan.spec import Execution, Plan
 
 _DEFAULT = Execution()
@@ -38,6 +40,14 @@ PLACEMENTS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
 """Schedule → the order of groups that it needs, in code and in words. Huang 2019; Narayanan 2021 (interleaved); Qi 2024
 (zero bubble; ZBV is V-shaped); DeepSeek 2025 (DualPipeV).
 """
+
+
+def makes_pairs(schedule: str, stages: int) -> bool:
+    """Whether a schedule runs the forward of one micro-batch together with the backward of another: DualPipeV by its
+    nature, and those that Megatron-Core pairs (`--overlap-moe-expert-parallel-comm`, which over several devices needs
+    stages that are interleaved: others have no forward ahead to pair).
+    """
+    return schedule in ("dualpipev", "interleaved") or (schedule == "1f1b" and stages == 1)
 
 
 def _misplaced(inputs: Inputs) -> Iterator[Finding]:
@@ -97,9 +107,42 @@ def _prefetch_in_vain(inputs: Inputs) -> Iterator[Finding]:
 
 
 def _overlap_in_vain(inputs: Inputs) -> Iterator[Finding]:
-    split = any(site.ways("tp", "tp+sp") > 1 for site in inputs.sites)
-    if "tensor" in inputs.plan.execution.overlap and not split:
-        yield found("execution.overlap")
+    plan, overlap = inputs.plan, inputs.plan.execution.overlap
+    if "tensor" in overlap and not any(site.ways("tp", "tp+sp") > 1 for site in inputs.sites):
+        yield found("execution.overlap", what="tensor", why="no row has tp")
+    if "experts" in overlap and not _expert_sites(inputs):
+        yield found("execution.overlap", what="experts", why="no row has ep")
+    elif "experts" in overlap and not makes_pairs(plan.schedule, len(plan.stages)):
+        why = f"{plan.schedule} runs no forward together with a backward, as dualpipev and interleaved do"
+        yield found("execution.overlap", what="experts", why=why)
+
+
+def _expert_sites(inputs: Inputs) -> list[tuple[Site, Experts]]:
+    """The rows whose experts lie over several ranks."""
+    return [
+        (site, operator)
+        for site in inputs.sites
+        if site.ways("ep") > 1
+        for held in site.held
+        for operator in held.operators
+        if isinstance(operator, Experts)
+    ]
+
+
+def _experts_in_vain(inputs: Inputs) -> Iterator[Finding]:
+    for name in ("dispatch", "expert_imbalance"):
+        value = getattr(inputs.plan.execution, name)
+        if value != getattr(_DEFAULT, name) and not _expert_sites(inputs):
+            yield found(f"execution.{name}", name=name, value=value)
+
+
+def _more_than_all(inputs: Inputs) -> Iterator[Finding]:
+    """Of its k copies a position sends the busiest of n ranks min(k, E / n) at most, and any k / n in the mean."""
+    imbalance = inputs.plan.execution.expert_imbalance
+    for site, experts in _expert_sites(inputs):
+        most = min(site.ways("ep"), experts.count / experts.top_k)
+        if imbalance > most:
+            yield found("execution.expert_imbalance", imbalance=imbalance, ranks=site.ways("ep"), most=most)
 
 
 def _bucket_in_vain(inputs: Inputs) -> Iterator[Finding]:
@@ -107,6 +150,11 @@ def _bucket_in_vain(inputs: Inputs) -> Iterator[Finding]:
     if inputs.plan.execution.bucket_mib != _DEFAULT.bucket_mib and not reduced:
         yield found("execution.bucket_mib", bucket=inputs.plan.execution.bucket_mib)
 
+
+OF_SCHEDULES = frozenset(
+    {"stages-lie-as-the-schedule-needs", "interleaved-rounds-are-equal", "dualpipev-fills-its-stages"}
+)
+"""Rules that a plan's schedule needs, and no order that stands in its place."""
 
 SCHEDULE_RULES: tuple[Rule, ...] = (
     Rule(
@@ -150,9 +198,25 @@ SCHEDULE_RULES: tuple[Rule, ...] = (
         "overlap-has-an-effect",
         "meaning",
         _overlap_in_vain,
-        "overlap of 'tensor' has no effect: no row has tp",
+        "overlap of '{what}' has no effect: {why}",
         "remove it",
         "warning",
+    ),
+    Rule(
+        "experts-are-dispatched",
+        "meaning",
+        _experts_in_vain,
+        "{name} {value} has no effect: no row has ep",
+        "remove it",
+        "warning",
+    ),
+    Rule(
+        "imbalance-is-possible",
+        "meaning",
+        _more_than_all,
+        "expert_imbalance {imbalance:g} cannot be: of {ranks} ranks of experts the busiest has {most:g} times the mean "
+        "where all positions go to it",
+        "use {most:g} or less",
     ),
     Rule(
         "bucket-has-an-effect",

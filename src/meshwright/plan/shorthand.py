@@ -20,8 +20,8 @@ from meshwright.model.operators import Attention
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spans import format_spans
 from meshwright.model.spec import Layer, ModelSpec
-from meshwright.plan.degrees import Degrees, Order, fit_devices, fit_experts
-from meshwright.plan.numbers import divides, nearest_multiple, nearest_number
+from meshwright.plan.degrees import Degrees, Order, fit_devices, fit_experts, fit_shard
+from meshwright.plan.numbers import divides, nearest_multiple, nearest_number, require_whole
 from meshwright.plan.refine import Piece
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.rules_schedule import PLACEMENTS
@@ -61,6 +61,7 @@ def uniform_plan(
     dp: int | None = None,
     ulysses: int = 1,
     zero: Literal[0, 1, 2, 3] = 0,
+    shard: int | None = None,
     micro_batch: int | None = None,
     micro_batches: int | None = None,
     recompute: Recompute = "none",
@@ -76,20 +77,27 @@ def uniform_plan(
 
     `dp` follows from the number of devices; where it is given, devices may stay idle. `etp` is tp unless it is given.
     `zero` shards over dp, cp and ulysses together, as Megatron-LM's distributed optimizer and FSDP do; experts over the
-    ranks that hold copies of them. `micro_batch` is Megatron-LM's: samples for each of the dp replicas; 1 where neither
-    it, nor `micro_batches`, nor the recipe says. `recompute` is for the numbered layers, `selective` for those of them
-    with attention; `kernels` is what the implementation fuses and keeps. Layers are cut evenly into pp x virtual stages
-    (pp x 2 with V-shaped schedules); a remainder goes to the stages in the middle (`stage_cut.even_counts`).
+    ranks that hold copies of them. `shard` says over how many of these ranks, the nearest, and makes the others
+    replicas (HSDP; MiCS; Megatron-LM's instances of the distributed optimizer). `micro_batch` is Megatron-LM's: samples
+    for each of the dp replicas; 1 where neither it, nor `micro_batches`, nor the recipe says. `recompute` is for the
+    numbered layers, `selective` for those of them with attention; `kernels` is what the implementation fuses and keeps.
+    Layers are cut evenly into pp x virtual stages (pp x 2 with V-shaped schedules); a remainder goes to the stages in
+    the middle (`stage_cut.even_counts`). `layers_per_stage` may leave the first and last the embedding and head alone.
 
     Raises PlanError with the nearest degree that works; UnknownNameError and DocumentError for what it is made of.
     """
+    require_whole(tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, dp=dp, ulysses=ulysses, zero=zero, shard=shard, virtual=virtual)
+    require_whole(micro_batch=micro_batch, micro_batches=micro_batches)
+    require_whole(**{f"layers_per_stage[{place}]": each for place, each in enumerate(layers_per_stage or ())})
     model, cluster, recipe = resolve_model(model), resolve_cluster(cluster), resolve_recipe(recipe)
     asked = Degrees(tp=tp, ulysses=ulysses, cp=cp, pp=pp, ep=ep, etp=tp if etp is None else etp, dp=1, order=order)
     suits = _suits(model, 2 if schedule in _V_SHAPED else virtual)
     degrees = fit_devices(asked, cluster, dp, suits)
-    _check_stages(model, degrees, 2 if schedule in _V_SHAPED else virtual, cluster.size if dp is None else None)
+    if layers_per_stage is None:
+        _check_stages(model, degrees, 2 if schedule in _V_SHAPED else virtual, cluster.size if dp is None else None)
     try:
-        rows = _Rows(fit_experts(degrees, model), _state(zero), sp=_sequence(sp, tp), recompute=_known(recompute))
+        pieces = fit_shard(fit_experts(degrees, model), _state(zero), shard)
+        rows = _Rows(pieces, _state(zero), sp=_sequence(sp, tp), recompute=_known(recompute))
         _check_state(rows, degrees)
         chosen, on = _stages(schedule, pp, virtual)
         plan = Plan(

@@ -23,8 +23,18 @@ STATES: tuple[str, ...] = get_args(State)
 STATEFUL: frozenset[str] = frozenset({"dp", "cp", "ulysses", "copy"})
 """Splits under which ranks hold equal parameters, so that a state may shard them."""
 
+Overlap = Literal["gathers", "gradients", "context", "tensor", "experts"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
-Kernels = Literal["hf-eager", "hf-sdpa", "torch-compile", "megatron-fused", "megatron-flash"]
+Kernels = Literal[
+    "hf-eager",
+    "hf-sdpa",
+    "torch-compile",
+    "megatron-eager",
+    "megatron-fused",
+    "megatron-fused-eager",
+    "megatron-flash",
+    "megatron-flash-eager",
+]
 Axis = Annotated[str, Field(pattern=WORD_PATTERN)]
 GroupName = Annotated[str, Field(pattern=WORD_PATTERN)]
 
@@ -173,10 +183,17 @@ class Execution(Record):
     """Gradients are reduced in pieces of this size."""
     sync: Literal["each", "last"] = "each"
     """When zero2 and zero3 reduce gradients: after each micro-batch, or once, keeping them whole until then."""
-    overlap: tuple[Literal["gathers", "gradients", "tensor"], ...] = ("gathers", "gradients")
+    overlap: tuple[Overlap, ...] = ("gathers", "gradients", "context")
     """What runs beside computing, where the backend can: gathers and reductions of sharded parameters, reductions of
-    gradients once a step, pieces of tensor-parallel exchanges.
+    gradients once a step, a ring's next keys and values beside the attention to those at hand, pieces of
+    tensor-parallel exchanges, and what one micro-batch sends to experts beside another, where the schedule pairs them.
     """
+    dispatch: Literal["copies", "nodes"] = "copies"
+    """What travels to experts: a copy of a position for each that it chose, or one for each node that has some, and
+    inside of it one for each rank (DeepEP).
+    """
+    expert_imbalance: Annotated[float, Field(ge=1, le=MAX_DEVICES)] = 1.0
+    """Positions of the busiest expert rank over the mean; 1: as even as a router can be forced to be."""
     kernels: Kernels = "hf-sdpa"
     """What the implementation fuses and keeps."""
 

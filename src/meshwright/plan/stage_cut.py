@@ -15,7 +15,7 @@ def cut_layers(model: ModelSpec, stages: int, counts: Sequence[int] | None = Non
     if stages == 1 and counts is None:
         return [model.layers]
     body = numbered_layers(model)
-    if stages > len(body):
+    if stages > len(body) and counts is None:
         raise PlanError(f"{len(body)} layers do not fill {stages} stages; take at most {len(body)} (pp x virtual)")
     counts = even_counts(len(body), stages) if counts is None else list(counts)
     if len(counts) != stages or sum(counts) != len(body) or min(counts) < 0:

@@ -1,6 +1,6 @@
 """Recipe: what is asked for. Everything that changes convergence, or is a wish."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
@@ -25,8 +25,34 @@ class Precision(Record):
     """A narrower dtype for matrix products alone."""
 
 
+class Kept(NamedTuple):
+    """What an optimizer keeps of a parameter from one step to the next."""
+
+    whole: int = 0
+    """Tensors of the parameter's size."""
+    means: bool = False
+    """A number for each row and one for each column of a matrix."""
+
+
+Kind = Literal["matrix", "table", "vector"]
+"""What a parameter is to an optimizer: `model.tensors.Kind`, which says more."""
+_EVERY: tuple[Kind, ...] = get_args(Kind)
+
+_KEPT: dict[str, dict[Kind, Kept]] = {
+    "adamw": dict.fromkeys(_EVERY, Kept(2)),
+    "sgd": dict.fromkeys(_EVERY, Kept()),
+    "sgd with momentum": dict.fromkeys(_EVERY, Kept(1)),
+    "lion": dict.fromkeys(_EVERY, Kept(1)),
+    # Shazeer and Stern 2018, section 3 and algorithm 5: vectors keep their second moments whole.
+    "adafactor": {"matrix": Kept(means=True), "table": Kept(means=True), "vector": Kept(1)},
+    # Jordan 2024; Liu 2025, section 2.2: hidden matrices keep a momentum, AdamW steps the rest.
+    "muon": {"matrix": Kept(1), "table": Kept(2), "vector": Kept(2)},
+}
+"""What each optimizer keeps of each kind of parameter."""
+
+
 class Optimizer(Record):
-    """The optimizer with its settings; `state` is the dtype of each of its moments."""
+    """The optimizer with its settings; `state` is the dtype of what it keeps."""
 
     name: Literal["adamw", "sgd", "lion", "adafactor", "muon"] = "adamw"
     learning_rate: PositiveFloat = 3e-4
@@ -36,10 +62,19 @@ class Optimizer(Record):
     momentum: NonNegativeFloat = 0.0
     state: Float = "fp32"
 
+    def kept(self, kind: Kind) -> Kept:
+        """What it keeps of a hidden matrix, of another one (embeddings, heads), and of a vector.
+
+        >>> [Optimizer(name="muon").kept(kind).whole for kind in ("matrix", "table", "vector")]
+        [1, 2, 2]
+        """
+        momentum = self.name == "sgd" and self.momentum > 0
+        return _KEPT["sgd with momentum" if momentum else self.name][kind]
+
     @property
-    def moments(self) -> int:
-        """State tensors of a parameter's size. Adafactor's factored moments count as none."""
-        return {"adamw": 2, "lion": 1, "muon": 1, "adafactor": 0, "sgd": int(self.momentum > 0)}[self.name]
+    def keeps_nothing(self) -> bool:
+        """True of plain descent."""
+        return not any(any(kept) for kept in map(self.kept, _EVERY))
 
 
 class Lora(Record):

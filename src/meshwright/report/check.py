@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from meshwright.cost.calibration import Calibration
 from meshwright.cost.verdict import MemoryVerdict, judge_memory
 from meshwright.plan.groups import GroupSet, process_groups, show_groups
 from meshwright.plan.rules import Inputs, Problem, Scope, check_plan
 from meshwright.report.blocks import Block, Lines, Tone, table
 from meshwright.report.estimate import plan_facts
-from meshwright.report.memory import memory_table
+from meshwright.report.memory import host_tables, memory_table
 
 Judgement = Literal["fits", "does-not-fit", "bad"]
 
@@ -29,11 +30,11 @@ class Verdict(NamedTuple):
         return "fits" if self.memory.fits else "does-not-fit"
 
 
-def judge(inputs: Inputs, scope: Scope) -> Verdict:
-    """Ask the rules of a scope, and then the memory."""
+def judge(inputs: Inputs, scope: Scope, calibration: Calibration | None = None) -> Verdict:
+    """Ask the rules of a scope, and then the memory, by a calibration; none: the public one."""
     problems = check_plan(inputs, scope)
     sound = not any(problem.severity == "error" for problem in problems)
-    return Verdict(inputs, scope, problems, judge_memory(inputs) if sound else None)
+    return Verdict(inputs, scope, problems, judge_memory(inputs, calibration) if sound else None)
 
 
 def groups_of(inputs: Inputs) -> tuple[GroupSet, ...]:
@@ -67,7 +68,7 @@ def check_blocks(verdict: Verdict, groups: bool) -> list[Block]:
             blocks.append(Lines(title, said, tone))
     blocks.append(plan_facts(verdict.inputs))
     if verdict.memory is not None:
-        blocks.append(memory_table(verdict.memory.groups))
+        blocks += [memory_table(verdict.memory.groups), *host_tables(verdict.memory.hosts)]
     if groups and verdict.judgement != "bad":
         blocks.append(_groups(verdict.inputs))
     return blocks

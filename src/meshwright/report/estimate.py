@@ -5,7 +5,7 @@ from typing import Any
 from meshwright.cost.estimate import Estimate
 from meshwright.plan.rules import Inputs
 from meshwright.report.blocks import Block, Facts, Lines, table
-from meshwright.report.memory import memory_table
+from meshwright.report.memory import host_tables, memory_table
 from meshwright.units import show_count, show_seconds
 
 
@@ -21,6 +21,7 @@ def estimate_blocks(inputs: Inputs, found: Estimate) -> list[Block]:
         plan_facts(inputs),
         _step(found),
         memory_table(found.memory),
+        *host_tables(found.hosts),
     ]
     blocks.append(Lines("calibration", (found.calibration,)))
     return [*blocks, Lines("notes", found.notes, "warning")] if found.notes else blocks

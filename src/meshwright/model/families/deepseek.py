@@ -52,10 +52,11 @@ def deepseek_v2(config: Config, name: str) -> ModelSpec:
     config = config.completed(DEFAULTS, {"num_experts": "n_routed_experts"})
     config.only("topk_method", "greedy", "group_limited_greedy", default="greedy")
     config.only("scoring_func", "softmax", default="softmax")
-    if config.word("topk_method", "greedy") != "greedy":
-        _check_groups(config)
     style = Style(mlp_bias=config.flag("mlp_bias", False), activation=config.word("hidden_act", "silu"))
-    return _deepseek(config, name, "deepseek_v2", style, _mixture(config, style))
+    mixture = _mixture(config, style)
+    if config.word("topk_method", "greedy") != "greedy":
+        mixture = _grouped(config, mixture)
+    return _deepseek(config, name, "deepseek_v2", style, mixture)
 
 
 def deepseek_v3(config: Config, name: str) -> ModelSpec:
@@ -67,9 +68,9 @@ def deepseek_v3(config: Config, name: str) -> ModelSpec:
     )
     config.only("topk_method", "noaux_tc", default="noaux_tc")
     config.only("scoring_func", "sigmoid", default="sigmoid")
-    _check_groups(config)
     style = Style(activation=config.word("hidden_act", "silu"))
-    return _deepseek(config, name, "deepseek_v3", style, replace(_mixture(config, style), scores="sigmoid"))
+    mixture = replace(_grouped(config, _mixture(config, style)), scores="sigmoid")
+    return _deepseek(config, name, "deepseek_v3", style, mixture)
 
 
 def _deepseek(config: Config, name: str, family: str, style: Style, mixture: Mixture) -> ModelSpec:
@@ -88,13 +89,16 @@ def _mixture(config: Config, style: Style) -> Mixture:
     return replace(mixture, activation=style.activation, wide=True, shared=shared)
 
 
-def _check_groups(config: Config) -> None:
-    """Experts lie in `n_group` groups, of which `topk_group` may be used. Raises DocumentError."""
-    experts, groups, used = (config.size(name) for name in ("n_routed_experts", "n_group", "topk_group"))
-    if experts % groups:
-        raise config.error("n_group", f"{groups} groups do not divide the {experts} experts")
+def _grouped(config: Config, mixture: Mixture) -> Mixture:
+    """Experts lie in `n_group` groups, of which `topk_group` may be used, so that a position goes to few nodes
+    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). Raises DocumentError.
+    """
+    groups, used = config.size("n_group"), config.size("topk_group")
+    if mixture.experts % groups:
+        raise config.error("n_group", f"{groups} groups do not divide the {mixture.experts} experts")
     if used > groups:
         raise config.error("topk_group", f"{used} is more than the {groups} groups")
+    return replace(mixture, groups=groups, used_groups=used) if used < groups else mixture
 
 
 def _attention(config: Config, style: Style) -> list[Operator]:

@@ -17,6 +17,9 @@ class Mixture:
     top_k: int
     ffn: int
     """Width of one expert."""
+    groups: int = 1
+    """Runs of experts, of which a position uses `used_groups`."""
+    used_groups: int = 1
     router: str = "gate"
     """The router's name beside the experts."""
     bias: bool = False
@@ -69,6 +72,8 @@ def mixture_parts(config: Config, style: Style, mixture: Mixture) -> Block:
         ffn=mixture.ffn,
         bias=mixture.bias,
         function=mixture.activation,
+        groups=mixture.groups,
+        used_groups=mixture.used_groups,
     )
     return {
         "mlp": [

@@ -1,0 +1,104 @@
+"""What layers keep for each micro-batch from forward to backward, under recompute, offload and backwards in halves."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from meshwright.cost.blocks import Block
+from meshwright.cost.halves import between_halves
+from meshwright.cost.kernels import KernelSet
+from meshwright.cost.placement import Placement
+from meshwright.cost.repeats import is_core, is_repeated
+from meshwright.cost.shares import Share, elements, split_ways
+from meshwright.cost.uses import Storage
+from meshwright.model.operators import Attention, Loss
+from meshwright.plan.spec import Recompute, Row, Save
+
+
+class Activations(NamedTuple):
+    """Bytes that one layer keeps for one micro-batch on one rank."""
+
+    kept: float = 0.0
+    """From forward to backward."""
+    whole: float = 0.0
+    """What backward needs of the layer when it is its turn: the same without recompute or offload."""
+    logits: float = 0.0
+    passing: float = 0.0
+    """What the loss needs besides while it runs backward."""
+    weights: float = 0.0
+    """What stays for the gradients of the weights, where these come later than that of the input (`cost.halves`)."""
+    away: float = 0.0
+    """What the host keeps."""
+
+    def plus(self, other: "Activations", times: int = 1) -> "Activations":
+        """Both together, the other so many times."""
+        return Activations(*(one + times * more for one, more in zip(self, other, strict=True)))
+
+
+def layer_activations(placement: Placement, block: Block) -> Activations:
+    """One layer of a block; equal ones of other stages are computed once. Under full recompute a layer keeps its input
+    (Chen 2016, section 3): of eight positions 768 numbers in bf16.
+
+    >>> import meshwright as mw
+    >>> from meshwright.plan.rules import Inputs
+    >>> given = mw.model("gpt2"), mw.cluster("2xh100"), mw.recipe(global_batch=4, sequence=8)
+    >>> placement = Placement(Inputs(mw.uniform_plan(*given, recompute="full"), *given))
+    >>> layer_activations(placement, placement.block_of["decoder.0"]).kept == 2 * 8 * 768
+    True
+    """
+    return placement.once(("activations", block.likeness), lambda: _layer_activations(placement, block))
+
+
+def _layer_activations(placement: Placement, block: Block) -> Activations:
+    storage, total = placement.storage(block.group), Activations()
+    for row, _, under in placement.row_shares(block):
+        work = [share for share in under if not isinstance(share.operator, Loss)]
+        all_of_it = sum(placement.kernels.use(share, storage).kept for share in work)
+        rest = min(all_of_it, _recomputed(placement, block, row, work, storage))
+        here, away = (0.0, rest) if row.offload.activations else (rest, 0.0)
+        losses = [placement.kernels.use(share, storage) for share in under if isinstance(share.operator, Loss)]
+        chunks = placement.recipe.loss.chunks
+        total = total.plus(
+            Activations(
+                kept=here,
+                whole=all_of_it,
+                logits=sum(use.kept for use in losses) / chunks,
+                passing=sum(use.passing for use in losses) / chunks,
+                weights=between_halves(work, here, placement.kernels, storage),
+                away=away,
+            )
+        )
+    return total
+
+
+def _recomputed(placement: Placement, block: Block, row: Row, shares: Sequence[Share], storage: Storage) -> float:
+    """What is kept under recompute: `selective` leaves out the core attention's own (Korthikanti 2022, section 5);
+    `full` keeps the layer's input alone; a list keeps that and what these operators put out.
+    """
+    recompute, kernels = row.recompute, placement.kernels
+    if recompute == "none":
+        return sum(kernels.use(share, storage).kept for share in shares)
+    if recompute == "selective":
+        uses = [kernels.use(share, storage) for share in shares]
+        return sum(use.kept - use.core for use in uses)
+    saved = sum(_saved(share, recompute, kernels, storage) for share in shares)
+    return saved + _input_bytes(placement, block, row)
+
+
+def _saved(share: Share, recompute: Recompute, kernels: KernelSet, storage: Storage) -> float:
+    """What a list of saved outputs keeps of one operator."""
+    if not isinstance(recompute, Save):
+        return 0.0
+    output = storage.element * elements(share.operator, share.work)
+    if isinstance(share.operator, Attention) and "attention" in recompute.save:
+        return output + kernels.use(share, storage).core
+    if is_core(share):
+        return 0.0
+    saved = 0.0 if is_repeated(share, recompute) else output
+    return saved + (output if share.leaves and "collective" in recompute.save else 0.0)
+
+
+def _input_bytes(placement: Placement, block: Block, row: Row) -> float:
+    ways = split_ways(row, placement.group(block.group).mesh)
+    width = placement.input_width(block) if row is block.row else block.stack.output
+    numbers = placement.samples * placement.lengths[block.stack.stream] * width
+    return placement.element * numbers / (ways.batch * ways.cp * ways.ulysses * ways.scattered)

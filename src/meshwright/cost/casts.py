@@ -1,0 +1,48 @@
+"""What it takes to make numbers narrow for products in fp8 or fp4, whose results are as wide as before."""
+
+from meshwright.cost.kernels import KernelSet
+from meshwright.cost.shares import Share
+from meshwright.model.operators import Convolution, Experts, Linear
+
+
+def casts(share: Share, kernels: KernelSet, element: float, narrow: float) -> tuple[float, float]:
+    """Bytes moved besides those of the products, forward and backward.
+
+    A matrix's input is read and written narrow, and once more transposed where the weight learns, since products of
+    narrow numbers take rows of both operands (NVIDIA, Transformer Engine, "FP8 primer", 2023); in backward so is the
+    gradient of its output. With scales of the tensor at hand it is read once more for its largest value
+    (torchao.float8, "dynamic scaling"), and weights are cast in every forward too; with scales of the step before
+    (Transformer Engine's delayed scaling), or of small blocks, neither.
+
+    16 positions of 8 numbers that become 4, in bf16 and fp8: (2 + 1 + 1) x 16 x 8 and (2 + 1 + 1) x 16 x 4.
+
+    >>> from meshwright.cost.kernels import KERNEL_SETS
+    >>> from meshwright.model.work import Work
+    >>> share = Share(Linear(inputs=8, outputs=4), Work(1, 16, 16), learns=True, passes=True)
+    >>> casts(share, KERNEL_SETS["megatron-flash"], 2, 1)
+    (512.0, 256.0)
+    """
+    read, written, weights = _numbers(share)
+    once = element * (1 + kernels.scales_at_hand) + narrow
+    forward = read * (once + narrow * share.learns)
+    if kernels.scales_at_hand:
+        forward += weights * (once + narrow * share.passes)
+    return forward, written * (once * (share.passes or share.learns) + narrow * share.learns)
+
+
+def _numbers(share: Share) -> tuple[float, float, float]:
+    """Read, written, and of weights."""
+    operator, positions = share.operator, share.work.positions
+    match operator:
+        case Linear():
+            read, written = positions * operator.inputs, positions * operator.outputs
+        case Experts():
+            routed = positions * operator.top_k
+            inner = operator.ffn * (1 + operator.gated)
+            read, written = routed * (operator.hidden + operator.ffn), routed * (inner + operator.hidden)
+        case Convolution():
+            read = share.work.samples * operator.read_positions(share.work) * operator.inputs
+            written = share.work.samples * operator.computed_positions(share.work) * operator.outputs
+        case _:
+            return 0.0, 0.0, 0.0
+    return float(read), float(written), float(operator.parameters())

@@ -1,0 +1,105 @@
+"""What of a layer's exchanges hides behind its own computing, in whole plans."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.cost.calibration import IDEAL
+from meshwright.cost.estimate import Estimate, estimate_plan
+from meshwright.cost.hiding import ring_left, tensor_left
+from meshwright.cost.layer_times import LayerSeconds, time_layer
+from meshwright.cost.placement import Placement
+from meshwright.cost.wires import Wires
+from meshwright.plan.spec import Execution
+from tests.cost.build import QUICK, inputs, llama
+
+WIDE = llama(hidden_size=4096, intermediate_size=8192, vocab_size=8192, num_attention_heads=32)
+seconds = st.floats(0, 100)
+
+
+def ring(sequence: int, overlap: tuple[str, ...], **asked: Any) -> LayerSeconds:
+    """A layer of a ring of four nodes of one device, one sample a micro-batch."""
+    settings: dict[str, Any] = {"batch": 4, "micro_batches": 4, "execution": {"overlap": list(overlap)}} | asked
+    placement = Placement(inputs(WIDE, "4x1xh100", {"all": 4}, {"all": "cp"}, sequence=sequence, **settings), IDEAL)
+    return time_layer(placement, Wires(placement), placement.block_of["decoder.1"])
+
+
+def waits(layer: LayerSeconds) -> tuple[float, float]:
+    """Seconds that it waits for keys and values, forward and backward."""
+    return layer.forward.spent.parts.get("sequence", 0.0), layer.backward.spent.parts.get("sequence", 0.0)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_ring_hides_where_blocks_are_long(recompute: str) -> None:
+    """A message grows with a block's length, its attention with the square of it (Liu 2023, section 3)."""
+    assert min(waits(ring(2**17, (), recompute=recompute))) > 0
+    assert max(waits(ring(2**17, ("context",), recompute=recompute))) == 0
+
+
+def test_a_ring_of_short_blocks_waits_for_what_attention_does_not_fill() -> None:
+    """By hand, forward: three messages of 2 KV heads of 128 numbers, keys and values, in bf16 for 1,024 positions, each
+    beside a quarter of the attention of 1,024 to 4,096 positions, of which the mask leaves half. Backward sends twice
+    as much.
+    """
+    placement = Placement(inputs(WIDE, "4x1xh100", {"all": 4}, {"all": "cp"}, sequence=4096), IDEAL)
+    link = Wires(placement).network.cluster.links["ib-ndr400"]
+    send = link.latency + 2 * 1024 * 2 * 2 * 128 / link.bandwidth
+    block = 4 * 32 * 128 * 1024 * 1024 * (4096 + 1) / (2 * 4096) / 989.4e12
+    forward, backward = waits(ring(4096, ("context",)))
+    assert forward == pytest.approx(3 * (send - block), rel=1e-3)
+    assert forward < waits(ring(4096, ()))[0] == pytest.approx(3 * send)
+    assert backward < waits(ring(4096, ()))[1] == pytest.approx(6 * send)
+
+
+def test_rings_hide_by_default_and_over_gloo_never() -> None:
+    assert "context" in Execution().overlap
+    fp32 = {"precision": {"compute": "fp32"}}
+    apart, beside = (
+        estimate_plan(
+            inputs(WIDE, "cpu:4", {"all": 4}, {"all": "cp"}, recipe=fp32, execution={"overlap": overlap}), IDEAL
+        )
+        for overlap in ([], ["context", "tensor"])
+    )
+    assert apart.parts["sequence"] == beside.parts["sequence"] > 0
+
+
+@QUICK
+@given(seconds, seconds, st.integers(2, 64), st.floats(0, 1))
+def test_a_ring_waits_at_least_for_what_does_not_fit_and_at_most_for_all(
+    sent: float, attention: float, ranks: int, contention: float
+) -> None:
+    fits = attention * (ranks - 1) / ranks
+    assert max(0.0, sent - fits) - 1e-9 <= ring_left(sent, attention, ranks, contention) <= sent + 1e-9
+
+
+@QUICK
+@given(seconds, seconds, st.integers(1, 64))
+def test_a_piece_of_an_exchange_stays_and_all_of_it_where_there_is_one(
+    exchanged: float, computing: float, pieces: int
+) -> None:
+    left = tensor_left(exchanged, computing, pieces)
+    assert exchanged / pieces - 1e-9 <= left <= exchanged + 1e-9
+    assert pieces > 1 or left == pytest.approx(exchanged)
+
+
+def parts_apart(overlap: tuple[str, ...]) -> Estimate:
+    """Samples divided over four devices in attention, and the MLP's width."""
+    rows: list[dict[str, Any]] = [
+        {"span": "embed"},
+        {"span": "decoder.0-3"},
+        {"span": "decoder.0-3", "part": "mlp", "roles": {"all": "tp"}},
+        {"span": "head"},
+    ]
+    asked = inputs(
+        WIDE, "4xh100", {"all": 4}, {"all": "dp"}, rows=rows, batch=64, sequence=1024, micro_batches=4,
+        execution={"overlap": list(overlap)},
+    )  # fmt: skip
+    return estimate_plan(asked, IDEAL)
+
+
+def test_each_part_is_cut_by_its_own_ranks() -> None:
+    """The first part has no tensor parallelism; of the MLP's exchanges one of four pieces stays."""
+    apart, beside = parts_apart(()), parts_apart(("tensor",))
+    assert beside.parts["tensor"] == pytest.approx(apart.parts["tensor"] / 4)
