@@ -7,7 +7,8 @@ import pytest
 
 from meshwright.cost.orders import orders
 from meshwright.plan.spec import Schedule
-from tests.test_cli import as_json, run
+from tests.test_broken_files import run
+from tests.test_cli import as_json
 
 MICRO_BATCHES = 4
 PLACES: dict[Schedule, tuple[int, ...]] = {"1f1b": (0, 1), "interleaved": (0, 1, 0, 1), "zbv": (0, 1, 1, 0)}

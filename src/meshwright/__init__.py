@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.version import __version__
 
 if TYPE_CHECKING:
-    from meshwright.api import check, cluster, estimate, model, parallelize, recipe, uniform_plan
+    from meshwright.api import check, cluster, estimate, model, parallelize, plan, recipe, uniform_plan
 
 __all__ = [
     "MeshwrightError",
@@ -24,12 +24,13 @@ __all__ = [
     "estimate",
     "model",
     "parallelize",
+    "plan",
     "recipe",
     "uniform_plan",
 ]
 
 # First of all, so that no later import of one of their modules sets these names to the packages, over the functions.
-for _package in ("cluster", "model", "recipe"):
+for _package in ("cluster", "model", "plan", "recipe"):
     import_module(f"meshwright.{_package}")
     del globals()[_package]
 

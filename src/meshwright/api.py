@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from meshwright.cost.calibration import Calibration
     from meshwright.cost.estimate import Estimate
     from meshwright.runtime.parallel_model import ParallelModel
+    from meshwright.search.planner import Answer
 
-__all__ = ["check", "cluster", "estimate", "model", "parallelize", "recipe", "uniform_plan"]
+__all__ = ["check", "cluster", "estimate", "model", "parallelize", "plan", "recipe", "uniform_plan"]
 
 _ClusterLike = str | Path | Cluster
 _RecipeLike = str | Path | Recipe | dict[str, Any]
@@ -87,6 +88,27 @@ def estimate(
     inputs = read_inputs(plan, model=model, cluster=cluster, recipe=recipe)
     reached = read_calibration(calibration) if calibration is not None else None
     return estimate_plan(inputs, reached, orders=read_orders(order, inputs.plan) if order is not None else None)
+
+
+def plan(
+    model: Any,
+    cluster: _ClusterLike,
+    recipe: _RecipeLike,
+    *,
+    calibration: "str | Path | Calibration | None" = None,
+    **wishes: Any,
+) -> "Answer":
+    """The fastest plan that fits, with a proof of how far it can be from the best: `answer.plan`, `answer.estimate`,
+    `answer.gap`. `wishes` are the fields of `meshwright.search.problem.Wishes`: `plan(model, cluster, recipe, tp=8,
+    forbid=("zero3",))`. Ctrl-C answers with the best so far. Raises PlanError where no plan meets the wishes or these
+    contradict each other, UnknownNameError, DocumentError.
+    """
+    from meshwright.cost.calibration import read_calibration
+    from meshwright.search.planner import Search
+    from meshwright.search.problem import Problem, read_wishes
+
+    problem = Problem(find_model(model), resolve_cluster(cluster), resolve_recipe(recipe), read_wishes(wishes))
+    return Search(problem, read_calibration(calibration) if calibration is not None else None).run()
 
 
 def parallelize(

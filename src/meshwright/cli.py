@@ -30,6 +30,8 @@ _ZERO = "What dp, cp and ulysses shard: 1 optimizer states, 2 gradients too, 3 p
 _ORDER = "A table of actions, as torch's pipelining dumps it, in place of the plan's schedule."
 _SEQUENCE = "Positions per sample, without a recipe; by stream where a model has several."
 _TIMELINE = "Write the simulated step here, for ui.perfetto.dev."
+_FITTED_TO = "Rows of these: sources by name, or files of the columns that `validate` reads; none: all that are known."
+_WITHOUT = "Leave out a source, its lab and its framework family."
 _CALIBRATION = "What devices and links reach of their peaks; ideal: all of them."
 _CLUSTER = "A shorthand (8xh100, 4x8xa100-80gb:ib400, cpu:4, local) or a file."
 
@@ -50,6 +52,12 @@ def _number(name: str, text: str) -> OptionInfo:
 _ESTIMATE_EXAMPLES = """Example: meshwright estimate plan.yaml
 
 Example: meshwright estimate --model llama-3-8b --cluster 8xh100 --seq 8192 --global-batch 64 --tp 2 -o plan.yaml"""
+_PLAN_EXAMPLES = """Example: meshwright plan --model llama-3.1-70b --cluster 8x8xh100 --seq 8192 --global-batch 512
+
+Example: meshwright plan --model llama-3.1-8b --cluster 8xh100 --seq 8192 --global-batch 64 --tp 2 -o plan.yaml"""
+_FORBID = "What no layer may do: tp, pp, cp, ulysses, ep, zero1, zero2, zero3, full, selective; may be repeated."
+_LIMIT = "Of a device, where it is less than it has: 60GB, 60GiB."
+_GAP = "End when nothing can be faster by more than this share."
 _VALIDATE_EXAMPLES = """Example: meshwright validate
 
 Example: meshwright validate --source hagemann2023 --worst 3"""
@@ -62,12 +70,15 @@ Recompute = Literal["none", "full", "selective"]
 Kernels = Literal[
     "hf-eager",
     "hf-sdpa",
+    "hf-sdpa-xentropy",
     "torch-compile",
     "megatron-eager",
     "megatron-fused",
     "megatron-fused-eager",
     "megatron-flash",
     "megatron-flash-eager",
+    "megatron-flash-norm",
+    "nanotron",
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="NAME|PATH", help=_MODEL, autocompletion=_model_names)
@@ -218,6 +229,62 @@ def estimate(
     show(as_json, lambda: estimate_data(inputs, found), lambda: estimate_blocks(inputs, found))
 
 
+@app.command(short_help="Find the fastest plan that fits.", epilog=_PLAN_EXAMPLES)
+def plan(
+    context: typer.Context,
+    *,
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
+    recipe: RecipeOption = None,
+    seq: Annotated[str | None, typer.Option("--seq", metavar="N|STREAM=N,...", help=_SEQUENCE)] = None,
+    global_batch: Annotated[Whole, _number("--global-batch", "Samples per step, without a recipe.")] = None,
+    tp: Annotated[Whole, _number("--tp", "Fix the tensor-parallel ways.")] = None,
+    pp: Annotated[Whole, _number("--pp", "Fix the pipeline-parallel ways.")] = None,
+    cp: Annotated[Whole, _number("--cp", "Fix the ring context-parallel ways.")] = None,
+    ulysses: Annotated[Whole, _number("--ulysses", "Fix the all-to-all sequence-parallel ways.")] = None,
+    ep: Annotated[Whole, _number("--ep", "Fix the expert-parallel ways.")] = None,
+    etp: Annotated[Whole, _number("--etp", "Fix the tensor-parallel ways inside the experts.")] = None,
+    dp: Annotated[Whole, _number("--dp", "Fix the data-parallel ways.")] = None,
+    zero: Annotated[Whole, typer.Option("--zero", metavar="0|1|2|3", help=_ZERO)] = None,
+    micro_batch: Annotated[
+        Whole, _number("--micro-batch", "Fix the samples of a micro-batch for each dp rank.")
+    ] = None,
+    micro_batches: Annotated[Whole, _number("--micro-batches", "A count, in place of --micro-batch.")] = None,
+    virtual: Annotated[Whole, _number("--virtual", "Fix the stages on each pipeline rank.")] = None,
+    schedule: Annotated[Schedule | None, typer.Option(help="Fix it; none: 1f1b and interleaved.")] = None,
+    recompute: Annotated[Recompute | None, typer.Option(help="Fix it for all numbered layers.")] = None,
+    forbid: Annotated[list[str] | None, typer.Option("--forbid", metavar="SPLIT|STATE|RECOMPUTE", help=_FORBID)] = None,
+    memory_limit: Annotated[str | None, typer.Option("--memory-limit", metavar="SIZE", help=_LIMIT)] = None,
+    scope: Annotated[str, typer.Option("--for", metavar="any|runtime", help="What must be able to run it.")] = "any",
+    kernels: Annotated[Kernels, typer.Option(help="What the implementation fuses and keeps.")] = "hf-sdpa",
+    gap: Annotated[float, typer.Option("--gap", metavar="SHARE", help=_GAP)] = 0.01,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", metavar="SECONDS", help="Answer with the best by then.")
+    ] = 60,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="PATH", help="Write the plan here.")] = None,
+    calibration: Annotated[str | None, typer.Option("--calibration", metavar="PATH|ideal", help=_CALIBRATION)] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest plan that fits, with a proof of how far it can be from the best. Ctrl-C answers at once."""
+    from meshwright.cost.calibration import read_calibration
+    from meshwright.report.plan import clear_line, plan_blocks, plan_data, progress_line
+    from meshwright.report.screen import show
+    from meshwright.request import Named, problem_of, wishes_of, with_sources
+    from meshwright.search.planner import Search
+    from meshwright.search.problem import Problem
+
+    named = Named(model, cluster, recipe)
+    problem = Problem(*problem_of(named, context.params, "plan"), wishes_of(context.params))
+    reached = read_calibration(calibration) if calibration else None
+    try:
+        answer = Search(problem, reached, progress_line()).run()
+    finally:
+        clear_line()
+    if output:
+        with_sources(answer.plan, named, output).write(output)
+    show(as_json, lambda: plan_data(answer), lambda: plan_blocks(problem, answer))
+
+
 @app.command(short_help="Say whether a plan is sound and fits.", epilog="Example: meshwright check plan.yaml")
 def check(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
@@ -285,6 +352,37 @@ def validate(
     show_validation(found, worst, as_json)
     if not found.whole:
         raise typer.Exit(130)
+
+
+@app.command(
+    short_help="Fit what devices reach to measured runs.",
+    epilog="Example: meshwright calibrate hagemann2023 llm_foundry -o a100.yaml",
+)
+def calibrate(
+    what: Annotated[list[str] | None, typer.Argument(metavar="[SOURCE|CSV]...", help=_FITTED_TO)] = None,
+    *,
+    base: Annotated[str | None, typer.Option("--base", metavar="PATH", help="What is not fitted is from here.")] = None,
+    without: Annotated[str | None, typer.Option("--without", metavar="SOURCE", help=_WITHOUT)] = None,
+    name: Annotated[str, typer.Option("--name", help="The name of the calibration.")] = "fitted",
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="PATH", help="Write it here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit the constants of devices to measured step times, and print them with those that touched a bound."""
+    from meshwright.cost.calibration import public_calibration, read_calibration
+    from meshwright.report.calibrate import (
+        calibration_blocks,
+        calibration_data,
+        fit_constants,
+        rows_to_fit,
+        write_calibration,
+    )
+    from meshwright.report.screen import show
+
+    start = read_calibration(base) if base else public_calibration()
+    found = fit_constants(rows_to_fit(what or [], without), start, name)
+    if output:
+        write_calibration(found, output)
+    show(as_json, lambda: calibration_data(found), lambda: calibration_blocks(found))
 
 
 @app.command(short_help="Say what this machine has and can run.", epilog="Example: meshwright doctor --json")

@@ -2,18 +2,23 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.cluster.resolve import resolve_cluster
+from meshwright.cluster.spec import Cluster
 from meshwright.errors import PlanError
 from meshwright.model.resolve import catalog_names, resolve_model
+from meshwright.model.spec import ModelSpec
 from meshwright.plan.resolve import read_inputs
 from meshwright.plan.rules import Inputs
 from meshwright.plan.shorthand import uniform_plan
 from meshwright.plan.spec import Plan
 from meshwright.recipe.spec import Recipe
+from meshwright.search.problem import Wishes
+from meshwright.units import parse_bytes
 
 
 class Named(NamedTuple):
@@ -48,14 +53,33 @@ def _in_file(path: str, named: Named, given: Mapping[str, Any], output: str | No
     return read_inputs(path, model=named.model, cluster=named.cluster, recipe=named.recipe)
 
 
-def _uniform(named: Named, given: Mapping[str, Any], output: str | None) -> Inputs:
+def problem_of(named: Named, options: Mapping[str, Any], verb: str) -> tuple[ModelSpec, Cluster, Recipe]:
+    """What a verb is asked about without a plan file; of `options` only `SIZE` counts. Raises PlanError for an option
+    that is missing or has no effect.
+    """
+    given = {name: options[name] for name in SIZE if options.get(name) is not None}
     missing = [f"--{noun}" for noun in ("model", "cluster") if getattr(named, noun) is None]
     if named.recipe is None:
         missing += [_flag(name) for name in SIZE if name not in given]
     if missing:
-        raise PlanError(f"without a plan file, {', '.join(missing)} must be given; see meshwright estimate --help")
+        raise PlanError(f"without a plan file, {', '.join(missing)} must be given; see meshwright {verb} --help")
     model, cluster = resolve_model(str(named.model)), resolve_cluster(str(named.cluster))
-    recipe = _recipe(named.recipe, {name: given[name] for name in SIZE if name in given})
+    return model, cluster, _recipe(named.recipe, given)
+
+
+def wishes_of(options: Mapping[str, Any]) -> Wishes:
+    """What a plan must have, by the options of `plan`. Raises PlanError."""
+    given = {field.name: options[field.name] for field in fields(Wishes) if options.get(field.name) is not None}
+    if "memory_limit" in given:
+        try:
+            given["memory_limit"] = parse_bytes(given["memory_limit"])
+        except ValueError as error:
+            raise PlanError(f"--memory-limit: {error}") from None
+    return Wishes(**given | {"forbid": tuple(given.get("forbid", ()))})
+
+
+def _uniform(named: Named, given: Mapping[str, Any], output: str | None) -> Inputs:
+    model, cluster, recipe = problem_of(named, given, "estimate")
     plan = uniform_plan(model, cluster, recipe, **{name: given[name] for name in SHAPE if name in given})
     if output is not None:
         with_sources(plan, named, output).write(output)
@@ -102,4 +126,4 @@ def with_sources(plan: Plan, named: Named, path: str) -> Plan:
         for noun, source in found.items()
         if source is not None
     }
-    return Plan(**dict(plan) | references)
+    return Plan(**{name: getattr(plan, name) for name in Plan.model_fields} | references)

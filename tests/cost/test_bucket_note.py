@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.test_cli import as_json, run
+from tests.test_broken_files import run
+from tests.test_cli import as_json
 
 NOTE = re.compile(r"'bucket_mib: (\d+)' would take (\d+\.\d)% off the step; it is (\S+)")
 

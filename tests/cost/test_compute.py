@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.cost.calibration import DeviceConstants
 from meshwright.cost.compute import (
     Machine,
     Seconds,
@@ -52,14 +53,33 @@ def layer_timed(shares: list[Share], recompute: Recompute, kernels: str, machine
     [
         (Machine(compute=1e6, matmul=1e6, memory=1e15), 2 * 128 * 64 * 32 / 1e6),
         (Machine(compute=1e15, matmul=1e15, memory=1e6), 2 * (128 * 64 + 128 * 32 + 64 * 32) / 1e6),
-        (Machine(compute=1e15, matmul=1e6, memory=1e15), 2 * 128 * 64 * 32 / 1e6),
         (Machine(compute=1e6, matmul=1e6, memory=1e15, slowdown=2), 2 * 2 * 128 * 64 * 32 / 1e6),
     ],
-    ids=["bound by FLOPs", "bound by memory", "in the dtype of products", "on a shared unit"],
+    ids=["bound by FLOPs", "bound by memory", "on a shared unit"],
 )
 def test_a_matrix_takes_the_longer_of_its_flops_and_its_bytes(machine: Machine, seconds: float) -> None:
     one = timed(share(Linear(inputs=64, outputs=32)), "hf-sdpa", machine)
     assert one.forward == pytest.approx(seconds)
+
+
+def test_products_with_weights_alone_run_in_a_narrow_dtype() -> None:
+    """At its rate and with its bytes: 128 x 64 and 64 x 32 numbers of one byte are read, 128 x 32 of two written,
+    beside a transposed copy of the input (`casts`).
+    """
+    quick = Machine(compute=1e6, matmul=1e9, memory=1e15)
+    slow = Machine(compute=1e15, matmul=1e15, memory=1e6)
+    matrix, core = (share(op) for op in (Linear(inputs=64, outputs=32), CORE))
+    assert narrowed(matrix, quick).forward == pytest.approx(2 * 128 * 64 * 32 / 1e9)
+    assert narrowed(matrix, quick).backward == pytest.approx(2 * 2 * 128 * 64 * 32 / 1e9)
+    transposed = 128 * 64
+    moved = 128 * 64 + 64 * 32 + 2 * 128 * 32 + transposed
+    assert narrowed(matrix, slow).forward == pytest.approx(moved / 1e6)
+    assert narrowed(core, quick) == timed(core, "megatron-flash", quick)
+
+
+def narrowed(one: Share, machine: Machine) -> Seconds:
+    """One operator where products with weights take one byte a number."""
+    return operator_seconds(load_of(one, KERNEL_SETS["megatron-flash"], Storage(), 1), Storage(), machine)
 
 
 @pytest.mark.parametrize(
@@ -162,3 +182,46 @@ def test_what_a_model_needs_counts_causal_attention_as_half_and_no_recompute() -
     assert needed_flops(share(CORE)) == 3 * CORE.flops(WORK).forward / 2
     matrix = Linear(inputs=64, outputs=32)
     assert needed_flops(share(matrix)) == 3 * matrix.flops(WORK).forward
+
+
+def test_each_kernel_takes_its_start() -> None:
+    """A norm of eight kernels, and sixteen in backward; recompute starts those of forward again."""
+    norm = share(Norm(kind="rms", width=64))
+    started = MACHINE._replace(reached=DeviceConstants(start=1e-3))
+    free, paid = (layer_timed([norm], "full", "hf-eager", machine) for machine in (MACHINE, started))
+    more = [b - a for a, b in zip(free, paid, strict=True)]
+    assert more == pytest.approx([8e-3, 8e-3, 16e-3, 0])
+
+
+def test_exponentials_slow_small_heads_more() -> None:
+    """Where they take as long as the products at a head dimension of 32, heads of 16 take three times as long as
+    without them, and heads of 64 half as long again.
+    """
+    slow = ENDLESS._replace(reached=DeviceConstants(softmax=32))
+    ratios = []
+    for size in (16, 64):
+        core = share(CORE.model_copy(update={"head_dim": size}))
+        free, slowed = (timed(core, "megatron-flash", machine) for machine in (ENDLESS, slow))
+        ratios.append((slowed.forward / free.forward, slowed.backward / free.backward))
+    assert ratios == [pytest.approx((3, 3)), pytest.approx((1.5, 1.5))]
+
+
+def test_scores_that_are_written_out_take_no_exponentials_of_flash_attention() -> None:
+    slow = ENDLESS._replace(reached=DeviceConstants(softmax=32))
+    assert timed(share(CORE), "hf-eager", slow) == timed(share(CORE), "hf-eager", ENDLESS)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "reached", "slower"),
+    [
+        ("megatron-flash", DeviceConstants(flash=0.25, flash_backward=0.2), (4, 5)),
+        ("megatron-flash", DeviceConstants(flash=0.25, own_flash=0.5, own_flash_backward=0.4), (2, 2.5)),
+        ("hf-sdpa", DeviceConstants(flash=0.25, flash_backward=0.2, own_flash=0.5, own_flash_backward=0.4), (4, 5)),
+    ],
+    ids=["none known", "the maker's", "another package's"],
+)
+def test_who_calls_the_makers_attention_reaches_what_that_reaches(
+    kernels: str, reached: DeviceConstants, slower: tuple[float, float]
+) -> None:
+    free, paid = (timed(share(CORE), kernels, ENDLESS._replace(reached=each)) for each in (DeviceConstants(), reached))
+    assert (paid.forward / free.forward, paid.backward / free.backward) == pytest.approx(slower)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.calibration import IDEAL
+from meshwright.cost.calibration import IDEAL, Calibration
 from meshwright.cost.estimate import Estimate, estimate_plan
 from meshwright.cost.hiding import ring_left, tensor_left
 from meshwright.cost.layer_times import LayerSeconds, time_layer
@@ -84,7 +84,27 @@ def test_a_piece_of_an_exchange_stays_and_all_of_it_where_there_is_one(
     assert pieces > 1 or left == pytest.approx(exchanged)
 
 
-def parts_apart(overlap: tuple[str, ...]) -> Estimate:
+@QUICK
+@given(seconds, seconds, st.integers(1, 64), st.floats(0, 1), st.floats(0, 1))
+def test_the_less_hides_in_practice_the_more_stays(
+    exchanged: float, computing: float, pieces: int, hidden: float, more: float
+) -> None:
+    """From all of it, where nothing hides, to what stays where all does that can."""
+    low, high = sorted((hidden, more))
+    left = [tensor_left(exchanged, computing, pieces, share) for share in (1, high, low, 0)]
+    assert left == sorted(left)
+    assert left[-1] == exchanged
+
+
+@pytest.mark.parametrize(("hidden", "stays"), [(1.0, 1 / 4), (0.5, 5 / 8), (0.0, 1.0)])
+def test_a_calibration_says_how_much_of_tensor_exchanges_hides(hidden: float, stays: float) -> None:
+    """Of four pieces one stays, and of the other three what does not hide."""
+    reached = IDEAL.model_copy(update={"hidden": hidden})
+    apart, beside = parts_apart(()), parts_apart(("tensor",), reached)
+    assert beside.parts["tensor"] == pytest.approx(apart.parts["tensor"] * stays)
+
+
+def parts_apart(overlap: tuple[str, ...], calibration: Calibration = IDEAL) -> Estimate:
     """Samples divided over four devices in attention, and the MLP's width."""
     rows: list[dict[str, Any]] = [
         {"span": "embed"},
@@ -96,7 +116,7 @@ def parts_apart(overlap: tuple[str, ...]) -> Estimate:
         WIDE, "4xh100", {"all": 4}, {"all": "dp"}, rows=rows, batch=64, sequence=1024, micro_batches=4,
         execution={"overlap": list(overlap)},
     )  # fmt: skip
-    return estimate_plan(asked, IDEAL)
+    return estimate_plan(asked, calibration)
 
 
 def test_each_part_is_cut_by_its_own_ranks() -> None:

@@ -115,7 +115,9 @@ ROLES = st.sampled_from(["dp", "dp/zero1", "dp/zero2", "dp/zero3"])
 @QUICK
 @given(ROLES, st.sampled_from([{"optimizer": "cpu"}, {"parameters": "cpu"}, ALL]), st.sampled_from(["each", "last"]))
 def test_what_offload_takes_off_the_device_is_on_the_host(role: str, offload: dict[str, str], sync: str) -> None:
-    """Parameters and optimizer states to the byte; gradients that come down at the end have a place on both."""
+    """Parameters and optimizer states to the byte; gradients that come down at the end have a place on both. Under
+    zero3 parameters in bf16 come besides: on devices FSDP shards their masters alone.
+    """
     asked: dict[str, Any] = {"execution": {"sync": sync}}
     home, away = (
         Placement(inputs(llama(), "4xh100", {"all": 4}, {"all": role}, offload=offloaded, **asked))
@@ -124,10 +126,8 @@ def test_what_offload_takes_off_the_device_is_on_the_host(role: str, offload: di
     for before, after in zip(home.blocks, away.blocks, strict=True):
         kept, here, there = layer_states(home, before), layer_states(away, after), states_away(away, after)
         assert states_away(home, before) == States()
-        assert (kept.parameters, kept.optimizer) == (
-            here.parameters + there.parameters,
-            here.optimizer + there.optimizer,
-        )
+        expected = 2 * before.stack.parameters / 4 if role == "dp/zero3" else kept.parameters
+        assert (expected, kept.optimizer) == (here.parameters + there.parameters, here.optimizer + there.optimizer)
         assert here.gradients + there.gradients >= kept.gradients
 
 

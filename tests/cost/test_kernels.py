@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from meshwright.cost.kernels import KERNEL_SETS
-from meshwright.cost.saved import looked_at, shared_bytes
-from meshwright.cost.shares import Extent, Learning, Ways, layer_shares
+from meshwright.cost.saved import looked_at, shared_bytes, stack_uses
+from meshwright.cost.shares import Extent, Learning, Share, Ways, layer_shares
 from meshwright.cost.uses import storage_of
 from meshwright.model.hf_config import from_config
-from meshwright.model.operators import Activation, Linear
+from meshwright.model.operators import Activation, Linear, Loss
 from meshwright.model.spec import Part
+from meshwright.model.work import Work
 from tests.cost.build import GPT2, LLAMA
 
 SAMPLES, LENGTH = 2, 64
@@ -135,6 +136,61 @@ def test_flash_attention_keeps_one_number_a_row_instead_of_the_scores() -> None:
     """34 s b h, less the mask of nothing, and 4 bytes for each head and position."""
     numbers, rows = SAMPLES * LENGTH * GPT2["n_embd"], SAMPLES * LENGTH * GPT2["n_head"]
     assert predicted(GPT2, "megatron-flash", 2, backend="nccl") == 34 * numbers + 4 * rows
+
+
+GELU = GPT2 | {"activation_function": "gelu"}
+"""One kernel in torch too, as Megatron-LM's."""
+
+
+@pytest.mark.parametrize("kernels", ["megatron-eager", "megatron-fused-eager"])
+def test_unfused_kernels_of_megatron_keep_the_same_and_statistics_of_norms(kernels: str) -> None:
+    """By hand: 34 + 5 a s / h bytes per s b h, of which softmax, its mask and the dropped weights 2 + 1 + 2 a s^2 b;
+    and a mean and a deviation of 4 bytes a position for each of two norms.
+    """
+    numbers, scores = SAMPLES * LENGTH * 64, SAMPLES * 4 * LENGTH * LENGTH
+    assert predicted(GELU, kernels, 2, backend="nccl") == 34 * numbers + 5 * scores + 2 * 8 * SAMPLES * LENGTH
+
+
+def test_a_softmax_in_float32_keeps_that_beside_its_weights() -> None:
+    """Of eager Llama 4 + 2 bytes a score, of the fused kernel 2; keys and values copied for every head in both."""
+    eager, fused = (predicted(LLAMA, name, 2, backend="nccl") for name in ("megatron-eager", "megatron-fused-eager"))
+    assert eager - fused == 4 * SAMPLES * 4 * LENGTH * LENGTH
+
+
+def test_flash_attention_keeps_no_mask_for_its_own_dropout() -> None:
+    """By hand: 34 s b h, 4 bytes for each head and position, the statistics of two norms, and 2 s b h that the kernel
+    put out for several samples, beside their copy.
+    """
+    numbers, rows, statistics = SAMPLES * LENGTH * 64, SAMPLES * LENGTH * 4, 2 * 8 * SAMPLES * LENGTH
+    assert predicted(GELU, "megatron-flash-eager", 2, backend="nccl") == (34 + 2) * numbers + 4 * rows + statistics
+
+
+def test_transformer_engine_keeps_inputs_of_matrices_as_they_were_multiplied() -> None:
+    """By hand, of a Llama layer in fp8: two norms' inputs in bf16; two inputs, the core's output and the product of
+    gate and up in one byte; queries, keys, values, the output once more, gate and up in two; 4 bytes a row.
+    """
+    spec = from_config(LLAMA)
+    kept = {}
+    for narrow in (None, 1):
+        storage = storage_of(2, "nccl", "llama")._replace(narrow=narrow)
+        uses = stack_uses(spec.stacks[1], "megatron-flash", Extent(SAMPLES, {"tokens": LENGTH}, "tokens"), storage)
+        kept[narrow] = sum(use.kept for use in uses)
+    hidden, ffn = LLAMA["hidden_size"], LLAMA["intermediate_size"]
+    inputs_of_matrices = hidden + hidden + hidden + ffn
+    assert kept[None] - kept[1] == SAMPLES * LENGTH * (inputs_of_matrices - 2 * hidden)
+
+
+def test_megatrons_loss_is_cut_into_more_kernels_than_a_fused_one_and_keeps_as_much() -> None:
+    """Of 16 x 7 logits in fp16: 38 bytes forward and 14 backward for each, a third and two thirds of them all; fused
+    they are read and written in float32, 2 + 4. Both keep float32.
+    """
+    loss, work = Loss(classes=7), Work(1, 16, 16)
+    share = Share(loss, work, learns=False, passes=True)
+    cut, fused = (
+        KERNEL_SETS[name].use(share, storage_of(2, "nccl", "gpt2")) for name in ("megatron-fused", "megatron-flash")
+    )
+    assert (cut.moved, fused.moved) == (pytest.approx(16 * 7 * 52 / 3), 16 * 7 * 6)
+    assert cut.kept == fused.kept == 16 * 7 * 4
 
 
 def test_a_gpu_keeps_dropout_masks_in_bytes() -> None:

@@ -7,7 +7,7 @@ import pytest
 from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cost.calibration import IDEAL, Calibration
 from meshwright.cost.estimate import Estimate, estimate_plan
-from meshwright.cost.layer_times import time_layer
+from meshwright.cost.layer_times import _rows, time_layer
 from meshwright.cost.offload import host_link
 from meshwright.cost.placement import Placement
 from meshwright.cost.wires import Wires
@@ -118,6 +118,66 @@ def test_offloaded_parameters_of_layers_without_backward_come_up_once() -> None:
     assert host is not None
     assert timed.forward.gather == pytest.approx(2 * block.stack.parameters / host.bandwidth)
     assert timed.backward.gather == 0
+
+
+def added_up(role: str, **asked: Any) -> float:
+    """Seconds of a decoder layer's backward for a micro-batch that go to adding up its gradients: those that the same
+    layer does not take where a single micro-batch's are the step's.
+    """
+    many, once = (backward_of(role, micro_batches=count, batch=4 * count, **asked) for count in (4, 1))
+    return many - once
+
+
+def backward_of(role: str, **asked: Any) -> float:
+    """Seconds of a decoder layer's backward, but for exchanges."""
+    placement = Placement(inputs(WIDE, "4xh100", {"all": 4}, {"all": role}, sequence=64, **asked), IDEAL)
+    return time_layer(placement, Wires(placement), placement.block_of["decoder.1"]).backward.spent.parts["backward"]
+
+
+@pytest.mark.parametrize(("role", "ways"), [("dp", 1), ("dp/zero1", 1), ("dp/zero2", 4), ("dp/zero3", 4), ("tp", 4)])
+def test_gradients_are_added_up_where_they_are_kept(role: str, ways: int) -> None:
+    """2 bytes read, 4 read and 4 written, at 3.35 TB/s, of the numbers that a device keeps of them: under tp all of two
+    norms, and half of what makes two KV heads, which are copied to four ranks.
+    """
+    layer = next(stack for stack in WIDE.stacks if stack.span.startswith("decoder"))
+    norms, heads = 2 * 4096, 2 * 4096 * 2 * 1024
+    whole = norms * (1 - 1 / ways) + heads * (1 / 2 - 1 / ways) if role == "tp" else 0
+    kept = layer.parameters / ways + whole
+    assert added_up(role) == pytest.approx(10 * kept / 3.35e12)
+
+
+@pytest.mark.parametrize(
+    ("execution", "ways"), [({"sync": "last"}, 1), ({"sync": "each"}, 4)], ids=["kept whole", "scattered each time"]
+)
+def test_zero3_that_scatters_once_adds_up_whole_gradients(execution: dict[str, str], ways: int) -> None:
+    layer = next(stack for stack in WIDE.stacks if stack.span.startswith("decoder"))
+    found = added_up("dp/zero3", execution=execution)
+    assert found == pytest.approx(10 * layer.parameters / ways / 3.35e12)
+
+
+def test_gradients_that_are_reduced_in_bf16_are_added_up_in_bf16() -> None:
+    """2 bytes read, 2 read and 2 written."""
+    layer = next(stack for stack in WIDE.stacks if stack.span.startswith("decoder"))
+    found = added_up("dp", recipe={"precision": {"reduce": "bf16"}})
+    assert found == pytest.approx(6 * layer.parameters / 3.35e12)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "once", "often"), [("hf-sdpa", 0, 1), ("megatron-fused", 1, 1), ("megatron-flash", 0, 0)]
+)
+def test_who_keeps_a_buffer_adds_to_it_and_who_adds_in_a_product_takes_no_time(
+    kernels: str, once: int, often: int
+) -> None:
+    """Against frozen layers, whose backward computes no gradients of weights, in units of 10 bytes a parameter."""
+    layer = next(stack for stack in WIDE.stacks if stack.span.startswith("decoder"))
+    for count, times in ((1, once), (4, often)):
+        asked: dict[str, Any] = {"micro_batches": count, "batch": 4 * count, "execution": {"kernels": kernels}}
+        placement = Placement(inputs(WIDE, "4xh100", {"all": 4}, {"all": "dp"}, sequence=64, **asked), IDEAL)
+        block = placement.block_of["decoder.1"]
+        whole = time_layer(placement, Wires(placement), block).backward.spent.parts["backward"]
+        [work] = _rows(placement, block)
+        added = (whole - work.computing.backward) / (10 * layer.parameters / 3.35e12)
+        assert added == pytest.approx(times, abs=1e-9)
 
 
 def test_links_that_reach_less_take_longer() -> None:

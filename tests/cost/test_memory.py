@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.activations import layer_activations
-from meshwright.cost.memory import Instant, Memory, States, group_memory, layer_states
+from meshwright.cost.memory import Instant, Memory, States, group_memory, layer_states, plan_memory
 from meshwright.cost.orders import Order, orders
 from meshwright.cost.placement import Placement
 from meshwright.model.resolve import resolve_model
@@ -41,7 +41,7 @@ def llama_8b(role: str, recipe: dict[str, Any] | None = None, **asked: Any) -> I
         pytest.param("dp", BF16, (2 * N, 2 * N, 12 * N), id="whole: 2 + 2 + 12 bytes"),
         pytest.param("dp/zero1", BF16, (2 * N, 2 * N, 12 * N / 8), id="zero1"),
         pytest.param("dp/zero2", BF16, (2 * N, 2 * N / 8, 12 * N / 8), id="zero2"),
-        pytest.param("dp/zero3", BF16, (2 * N / 8, 2 * N / 8, 12 * N / 8), id="zero3"),
+        pytest.param("dp/zero3", BF16, (0, 2 * N / 8, 12 * N / 8), id="zero3: the shard is the master copy"),
         pytest.param("dp", {}, (2 * N, 4 * N, 12 * N), id="gradients added up in fp32: 2 + 4 + 12"),
         pytest.param(
             "dp", {"precision": {"master": None}, "optimizer": {"state": "bf16"}}, (2 * N, 4 * N, 4 * N), id="no master"
@@ -62,7 +62,23 @@ def test_tensor_parallel_ranks_hold_a_slice_of_all_but_the_norms() -> None:
 
 
 def test_zero3_with_the_gradients_kept_whole_until_the_last() -> None:
-    assert states(llama_8b("dp/zero3", BF16, execution={"sync": "last"})) == (2 * N / 8, 2 * N, 12 * N / 8)
+    assert states(llama_8b("dp/zero3", BF16, execution={"sync": "last"})) == (0, 2 * N, 12 * N / 8)
+
+
+def test_megatron_under_zero3_shards_a_copy_to_compute_with_beside_the_master_copy() -> None:
+    found = states(llama_8b("dp/zero3", BF16, execution={"kernels": "megatron-fused"}))
+    assert found == (2 * N / 8, 2 * N / 8, 12 * N / 8)
+
+
+def test_nanotrons_gradients_have_buckets_in_the_compute_dtype_beside_those_in_float32() -> None:
+    assert states(llama_8b("dp/zero1", execution={"kernels": "nanotron"})) == (2 * N, (4 + 2) * N, 12 * N / 8)
+
+
+@pytest.mark.parametrize(("role", "ways"), [("dp", 1), ("dp/zero1", 8)])
+def test_the_step_widens_gradients_that_are_narrower_than_the_master_copy(role: str, ways: int) -> None:
+    for recipe, expected in ((BF16, 4 * N / ways), ({}, 0.0)):
+        [found] = plan_memory(Placement(llama_8b(role, recipe)))
+        assert found.instants[-1].parts["widened"] == expected
 
 
 @pytest.mark.parametrize(
@@ -70,7 +86,7 @@ def test_zero3_with_the_gradients_kept_whole_until_the_last() -> None:
     [
         ({"optimizer": "cpu"}, (2 * N / 8, 0, 0)),
         ({"parameters": "cpu"}, (0, 2 * N / 8, 12 * N / 8)),
-        ({"activations": "cpu"}, (2 * N / 8, 2 * N / 8, 12 * N / 8)),
+        ({"activations": "cpu"}, (0, 2 * N / 8, 12 * N / 8)),
     ],
     ids=["optimizer", "parameters", "activations"],
 )
@@ -83,6 +99,14 @@ def test_adapters_alone_have_gradients_and_optimizer_states() -> None:
     adapters = 32 * 16 * (4096 + 4096 + 4096 + 1024)
     recipe = BF16 | {"trainable": {"lora": {"rank": 16}}}
     assert states(llama_8b("dp", recipe)) == (2 * (N + adapters), 2 * adapters, 12 * adapters)
+
+
+def test_frozen_weights_rest_as_transformer_engine_multiplies_them() -> None:
+    recipe = {"precision": {"matmul": "fp8"}, "trainable": {"lora": {"rank": 16, "targets": ["q_proj"]}}}
+    wide, narrow = (
+        states(llama_8b("dp", recipe, execution={"kernels": name}))[0] for name in ("hf-sdpa", "megatron-flash")
+    )
+    assert wide - narrow == N
 
 
 def test_a_copy_of_a_tied_parameter_is_held_where_its_owner_is_not() -> None:
@@ -174,6 +198,24 @@ def test_a_list_keeps_the_input_and_what_it_names() -> None:
     """Matrices put out 3 + 1 + 4 + 1 widths, the core attention one; flash keeps a number for each row."""
     assert kept({"save": ["matmul"]}, "megatron-flash") == 2 * S_B_H * (1 + 9)
     assert kept({"save": ["attention"]}, "megatron-flash") == 2 * S_B_H * 2 + 4 * 8 * 64 * 4
+
+
+def test_every_second_matrix_is_kept_beginning_with_the_first() -> None:
+    """Of 3 + 1 + 4 + 1 widths the first and the third matrix."""
+    assert kept({"save": ["half-matmul"]}, "megatron-flash") == 2 * S_B_H * (1 + 3 + 4)
+
+
+def test_of_sums_that_are_scattered_again_a_rank_keeps_its_own_positions() -> None:
+    """Two a layer, and the layer's input: under `tp+sp` of half the positions, under `tp` of all."""
+    plans = {
+        role: inputs(gpt2(), "2xh100", {"x": 2}, {"x": role}, recompute={"save": ["collective"]})
+        for role in ("tp", "tp+sp")
+    }
+    found = {}
+    for role, given_inputs in plans.items():
+        placement = Placement(given_inputs)
+        found[role] = layer_activations(placement, placement.block_of["decoder.1"]).kept
+    assert found["tp"] == 2 * found["tp+sp"] == 2 * S_B_H * 3
 
 
 def alone(schedule: Schedule, micro_batches: int, stage: int = 0) -> Order:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.overlap import MIB, LayerTime, Ready, Streams, best_bucket, exposed_reduction, one_pass
+from meshwright.cost.overlap import MIB, LayerTime, Ready, Reduction, Streams, one_pass
 from tests.cost.build import QUICK
 
 whole = st.integers(0, 8).map(float)
@@ -114,7 +114,14 @@ def test_what_runs_side_by_side_slows_computing(contention: float, seconds: floa
     assert found.seconds == pytest.approx(seconds)
 
 
-gradients = st.lists(st.builds(Ready, st.floats(0, 5), st.integers(0, 400).map(lambda n: n * MIB / 4)), max_size=8)
+sizes = st.integers(0, 400).map(lambda n: n * MIB / 4)
+gradients = st.lists(st.builds(Ready, st.floats(0, 5).map(LayerTime), sizes), max_size=8)
+
+
+def reduction(found: list[Ready], latency: float, bandwidth: float) -> Reduction:
+    """Of layers that nothing else runs beside."""
+    backward = sum(layer.time.compute for layer in found)
+    return Reduction(tuple(found), lambda size: latency + size / bandwidth, backward)
 
 
 @QUICK
@@ -122,31 +129,53 @@ gradients = st.lists(st.builds(Ready, st.floats(0, 5), st.integers(0, 400).map(l
 def test_what_is_exposed_lies_between_nothing_and_all_of_it(
     found: list[Ready], bucket: int, latency: float, bandwidth: float
 ) -> None:
-    def seconds(size: float) -> float:
-        return latency + size / bandwidth
-
     total = sum(layer.bytes for layer in found)
-    exposed = exposed_reduction(found, bucket * MIB, seconds)
+    exposed = reduction(found, latency, bandwidth).exposed(bucket * MIB)
     calls = math.ceil(total / (bucket * MIB))
     everything = calls * latency + total / bandwidth
     assert 0 <= exposed <= everything * (1 + 1e-9)
-    assert exposed >= everything - sum(layer.seconds for layer in found) - 1e-9 * everything
+    assert exposed >= everything - sum(layer.time.compute for layer in found) - 1e-9 * everything
 
 
 @QUICK
 @given(gradients, st.floats(0, 1e-3), st.floats(1e6, 1e12))
 def test_no_power_of_two_beats_the_best_bucket(found: list[Ready], latency: float, bandwidth: float) -> None:
-    def seconds(size: float) -> float:
-        return latency + size / bandwidth
+    one = reduction(found, latency, bandwidth)
+    best = one.exposed(one.best_bucket)
+    assert best <= min(one.exposed(2.0**power * MIB) for power in range(10)) * (1 + 1e-12)
 
-    best = exposed_reduction(found, best_bucket(found, seconds), seconds)
-    others = [exposed_reduction(found, 2.0**power * MIB, seconds) for power in range(10)]
-    assert best <= min(others) * (1 + 1e-12)
+
+def test_reductions_take_their_turn_on_the_links_with_gathers() -> None:
+    """By hand: layers of 1, 1 and 1, of which the last gathers for 10 from the start on. Gradients of 5 of the first
+    wait for that gather; the last backward ends at 11, its reductions at 15.
+    """
+    layers = (Ready(LayerTime(1), 5), Ready(LayerTime(1), 0), Ready(LayerTime(1, gather=10), 0))
+    alone = one_pass([layer.time for layer in layers], Streams(prefetch=2)).seconds
+    assert alone == 11
+    assert Reduction(layers, lambda size: size, alone, prefetch=2).exposed(bucket=5) == 4
+
+
+busy = st.builds(LayerTime, whole, whole, whole)
+
+
+@QUICK
+@given(st.lists(st.builds(Ready, busy, sizes), min_size=1, max_size=5), st.integers(0, 4), whole, whole, prefetches)
+def test_a_layer_that_takes_longer_never_shortens_backward_and_reduction(
+    found: list[Ready], place: int, computing: float, gather: float, prefetch: int
+) -> None:
+    at = place % len(found)
+    longer = found[at].time._replace(compute=found[at].time.compute + computing, gather=found[at].time.gather + gather)
+    times = []
+    for time in (found[at].time, longer):
+        ready = [*found[:at], found[at]._replace(time=time), *found[at + 1 :]]
+        backward = one_pass([layer.time for layer in ready], Streams(prefetch)).seconds
+        times.append(backward + Reduction(tuple(ready), lambda size: size / MIB, backward, prefetch).exposed(MIB))
+    assert times[0] <= times[1] * (1 + 1e-12)
 
 
 def test_a_slow_start_of_each_call_asks_for_larger_buckets() -> None:
-    found = [Ready(0.1, 100 * MIB)] * 8
-    small, large = (best_bucket(found, partial(_call, start)) for start in (1e-6, 1e-2))
+    found = (Ready(LayerTime(0.1), 100 * MIB),) * 8
+    small, large = (Reduction(found, partial(_call, start), 0.8).best_bucket for start in (1e-6, 1e-2))
     assert small < large
 
 

@@ -103,3 +103,23 @@ def test_a_wave_that_is_not_full_costs_as_much_as_one_that_is(product: Product, 
     single row fills a 64th of the smallest tiles.
     """
     assert tile_waste(product, units) == pytest.approx(waste)
+
+
+@pytest.mark.parametrize(
+    ("product", "aligned"),
+    [
+        (Product(2048, 50304, 768), True),
+        (Product(2048, 50257, 768), False),
+        (Product(2048, 2048, 150), False),
+        (Product(2047, 64, 64), True),
+        (Product(9, 4.5, 64), True),
+    ],
+    ids=["a padded vocabulary", "GPT-2's own", "heads of 150", "any number of rows", "a share of columns"],
+)
+def test_rows_in_memory_begin_at_multiples_of_sixteen_bytes_or_products_slow_down(
+    product: Product, aligned: bool
+) -> None:
+    plain, slowed = (
+        product_seconds(product, Peaks(1e9, 1e15, 2), DeviceConstants(unaligned=each)) for each in (1, 0.25)
+    )
+    assert slowed / plain == pytest.approx(1 if aligned else 4)

@@ -1,17 +1,21 @@
 """What stages spend their time on, and how their groups are joined."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import meshwright as mw
-from meshwright.cost.calibration import IDEAL
+from meshwright.cost.calibration import IDEAL, DeviceConstants
 from meshwright.cost.collectives import Network, seconds
+from meshwright.cost.layer_times import time_layer
 from meshwright.cost.placement import Placement
 from meshwright.cost.simulation import Tied
-from meshwright.cost.stage_times import Stages
+from meshwright.cost.stage_times import Stages, _Host
+from meshwright.cost.wires import Wires
 from meshwright.plan.groups import process_groups
 from meshwright.plan.rules import Inputs
 from meshwright.recipe.spec import Recipe
-from tests.cost.build import gpt2, inputs
+from tests.cost.build import QUICK, gpt2, inputs
 from tests.plan.test_groups import spread_listener
 from tests.plans import golden
 
@@ -75,3 +79,57 @@ def test_what_costs_time_between_groups_has_a_process_group_and_the_other_way_ro
     assert {group for lists in joined for ranks in lists for group in ranks} == {
         end for ends in crossed for end in ends
     }
+
+
+def spent(cluster: str, launch: float) -> tuple[float, dict[str, float]]:
+    """Kernels that one stage launches forward, and what it spends its time on, where each takes so long to launch."""
+    reached = IDEAL.model_copy(update={"others": DeviceConstants(launch=launch)})
+    recipe = {"precision": {"compute": "fp32"}}
+    placement = Placement(inputs(gpt2(), cluster, {"all": 1}, {"all": "dp"}, recipe=recipe), reached)
+    wires = Wires(placement)
+    blocks = [placement.block_of[layer.name] for layer in placement.inputs.model.layers]
+    launches = sum(time_layer(placement, wires, block).forward.launches for block in blocks)
+    [work] = Stages(placement).work
+    return launches, work.forward.parts
+
+
+def test_a_device_waits_for_a_host_that_is_slower_and_a_cpu_for_each_operation() -> None:
+    """By hand: hosts launch ahead of devices, which wait for what is longer; a CPU launches and computes in turn."""
+    for cluster in ("1xh100", "cpu:1"):
+        launches, parts = spent(cluster, 1e-3)
+        ahead = cluster == "1xh100"
+        assert parts["launch"] == pytest.approx(launches * 1e-3 - parts["forward"] * ahead)
+        _, parts = spent(cluster, 1e-12)
+        assert parts.get("launch", 0) == pytest.approx(0 if ahead else launches * 1e-12)
+
+
+@QUICK
+@given(st.floats(0, 1e-3), st.integers(0, 10_000), st.floats(0, 10))
+def test_a_host_that_launches_ahead_is_waited_for_less_than_one_that_does_not(
+    launch: float, launches: int, computing: float
+) -> None:
+    ahead, apart = (_Host(launch, ahead=ahead).waited(launches, computing) for ahead in (True, False))
+    assert 0 <= ahead <= apart == launch * launches
+    assert ahead + computing == pytest.approx(max(computing, apart))
+
+
+def test_the_slowest_host_of_a_group_is_waited_for() -> None:
+    recipe = {"precision": {"compute": "fp16"}}
+    reached = {"h100": DeviceConstants(launch=1e-6), "v100": DeviceConstants(launch=1e-3)}
+    given_inputs = inputs(gpt2(), "2xh100+2xv100", {"all": 4}, {"all": "dp"}, recipe=recipe)
+    placements = [
+        Placement(given_inputs, IDEAL.model_copy(update={"devices": reached | changed}))
+        for changed in ({}, {"h100": DeviceConstants(launch=1e-3)})
+    ]
+    once, both = (Stages(placement).work[0].forward.parts["launch"] for placement in placements)
+    assert once == both > 0
+
+
+def test_ranks_that_share_cores_launch_in_turn() -> None:
+    reached = IDEAL.model_copy(update={"others": DeviceConstants(launch=1e-3)})
+    recipe = {"precision": {"compute": "fp32"}}
+    apart, shared = (
+        Stages(Placement(inputs(gpt2(), cluster, {"all": 4}, {"all": "dp"}, recipe=recipe), reached)).work[0]
+        for cluster in ("cpu:4", "cpu:4/2")
+    )
+    assert shared.forward.parts["launch"] == pytest.approx(2 * apart.forward.parts["launch"])

@@ -183,7 +183,7 @@ def test_the_first_and_last_stages_may_have_the_embedding_and_the_head_alone() -
 
 def test_pp_before_dp_is_the_order_of_megatrons_other_mapping() -> None:
     """`--use-tp-pp-dp-mapping`: tp fastest, then pp, then dp."""
-    plan = uniform(tp=2, pp=2, order="megatron-pp-dp")
+    plan = uniform(tp=2, pp=2, rank_order="megatron-pp-dp")
     assert [str(group.devices) for group in plan.groups.values()] == ["(0, 1, 4, 5)", "(2, 3, 6, 7)"]
     sizes = {"tp": 2, "pp": 2, "dp": 2}
     assert ranks_of(plan, "batch") == laid_out(sizes, "dp")
@@ -302,7 +302,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     ),
     "etp": ({"model": MOE, "tp": 4, "etp": 3}, "etp 3 does not divide tp 4; take etp 2", {"etp": 2}),
     "ep across pp": (
-        {"model": MOE, "tp": 2, "ep": 4, "pp": 2, "etp": 1, "order": "megatron-pp-dp"},
+        {"model": MOE, "tp": 2, "ep": 4, "pp": 2, "etp": 1, "rank_order": "megatron-pp-dp"},
         "ep 4 does not fit 16 experts over etp 1, tp 2, ulysses 1, cp 1, dp 2; take ep 2",
         {"ep": 2},
     ),
@@ -425,7 +425,7 @@ degrees = st.fixed_dictionaries(
         "micro_batches": st.integers(1, 64),
         "recompute": st.sampled_from(["none", "full", "selective"]),
         "schedule": st.sampled_from(["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]),
-        "order": st.sampled_from(["megatron", "megatron-pp-dp"]),
+        "rank_order": st.sampled_from(["megatron", "megatron-pp-dp"]),
     },
 )
 

@@ -4,8 +4,10 @@ import math
 
 import pytest
 
+from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.model.resolve import catalog_names, resolve_model
 from meshwright.model.spec import ModelSpec
+from meshwright.report.blocks import Table
 from meshwright.report.hazards import hazards
 from meshwright.report.model import model_blocks, model_data
 from meshwright.report.plain import plain_text
@@ -46,6 +48,17 @@ def test_a_stream_of_fixed_length_does_not_grow_with_the_sequence() -> None:
     spec = ModelSpec.parse(MODEL.replace(", cross: tokens", ""))
     short, long = (model_data(spec, sequence)["layers"][1]["forward_flops_per_token"] for sequence in (64, 4096))
     assert short == long > 0
+
+
+def test_spans_that_save_the_same_share_a_column_and_each_kernel_set_has_a_row() -> None:
+    """Gemma 2 alternates between two kinds of layers, which keep the same where the sequence fits in their window."""
+    saved = next(
+        block
+        for block in model_blocks(resolve_model("gemma-2-2b"), 2048)
+        if isinstance(block, Table) and block.title.startswith("saved")
+    )
+    assert saved.columns == ("kernels", "embed", "decoder.0, 25 more", "head")
+    assert [row[0] for row in saved.rows] == list(KERNEL_SETS)
 
 
 HAZARDS = [

@@ -185,7 +185,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "recompute": {"none": 40},
         "micro_batches": 8,
         "schedule": "1f1b",
-        "kernels": "megatron-flash",
+        "kernels": "megatron-flash-norm",
         "overlap": "",
         "dtypes": "bf16 bf16",
         "parameters": 14.0,
@@ -238,7 +238,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "layers": [(1, 80)],
         "roles": "dp/zero3",
         "recompute": {"full": 80},
-        "kernels": "hf-sdpa",
+        "kernels": "hf-sdpa-xentropy",
         "dtypes": "bf16 fp32",
         "parameters": 64.8,
     },
@@ -375,7 +375,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "recompute": {"none": 16},
         "micro_batches": 1,
         "schedule": "1f1b",
-        "kernels": "megatron-flash",
+        "kernels": "nanotron",
         "overlap": "gradients tensor",
         "dtypes": "bf16 fp32",
         "parameters": 1.3,
@@ -583,7 +583,7 @@ def test_the_kernels_of_hagemann_are_those_of_their_column() -> None:
         "megatron fused softmax": "megatron-fused-eager",
         "flash1": "megatron-flash-eager",
         "flash2": "megatron-flash-eager",
-        "flash2+fused RMSNorm": "megatron-flash",
+        "flash2+fused RMSNorm": "megatron-flash-norm",
     }
 
 

@@ -80,12 +80,15 @@ def _recomputed(placement: Placement, block: Block, row: Row, shares: Sequence[S
     if recompute == "selective":
         uses = [kernels.use(share, storage) for share in shares]
         return sum(use.kept - use.core for use in uses)
-    saved = sum(_saved(share, recompute, kernels, storage) for share in shares)
+    scattered = split_ways(row, placement.group(block.group).mesh).scattered
+    saved = sum(_saved(share, recompute, kernels, storage, scattered) for share in shares)
     return saved + _input_bytes(placement, block, row)
 
 
-def _saved(share: Share, recompute: Recompute, kernels: KernelSet, storage: Storage) -> float:
-    """What a list of saved outputs keeps of one operator."""
+def _saved(share: Share, recompute: Recompute, kernels: KernelSet, storage: Storage, scattered: int) -> float:
+    """What a list of saved outputs keeps of one operator: a rank's own positions, of what is summed over the tensor
+    ranks and scattered again.
+    """
     if not isinstance(recompute, Save):
         return 0.0
     output = storage.element * elements(share.operator, share.work)
@@ -94,7 +97,7 @@ def _saved(share: Share, recompute: Recompute, kernels: KernelSet, storage: Stor
     if is_core(share):
         return 0.0
     saved = 0.0 if is_repeated(share, recompute) else output
-    return saved + (output if share.leaves and "collective" in recompute.save else 0.0)
+    return saved + (output / scattered if share.leaves and "collective" in recompute.save else 0.0)
 
 
 def _input_bytes(placement: Placement, block: Block, row: Row) -> float:

@@ -85,10 +85,21 @@ def attention_eager(op: Attention, share: Share, storage: Storage) -> Use:
 
 
 def attention_flash(op: Attention, share: Share, storage: Storage) -> Use:
-    """Queries, keys, values and one number a row; the output is kept as the next matrix's input."""
+    """Queries, keys, values and one number a row; the output is kept as the next matrix's input, or besides where that
+    keeps it narrow.
+    """
     core = _core(op, share, copied=False)
-    kept = storage.wide * core.rows
+    kept = storage.wide * core.rows + (storage.element * core.outputs if storage.narrow else 0.0)
     return Use(storage.element * core.inputs + kept, storage.element * core.streamed, kept)
+
+
+def attention_flash_copied(op: Attention, share: Share, storage: Storage) -> Use:
+    """As `attention_flash`, where several samples lie side by side position by position, and the kernel wants one after
+    the other: what it put out stays beside the copy that the next matrix reads.
+    """
+    use = attention_flash(op, share, storage)
+    copied = storage.element * _core(op, share, copied=False).outputs if share.work.samples > 1 else 0.0
+    return use._replace(kept=use.kept + copied, moved=use.moved + 2 * copied)
 
 
 def is_math(op: Attention, share: Share, storage: Storage) -> bool:

@@ -15,6 +15,7 @@ from meshwright.units import Bytes, Flag, NonNegativeFloat, PositiveInt, Seconds
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 """Of a public peak: above 1 a time would lie under the roofline."""
+Factored = Annotated[float, Field(ge=0.1, le=10)]
 Factor = Annotated[float, Field(ge=1, le=10)]
 PUBLIC = Path(__file__).parent / "calibrations" / "public.yaml"
 
@@ -28,6 +29,8 @@ class DeviceConstants(Record):
     """The length of a product's sums at which filling and draining doubles its time."""
     units: PositiveInt = 1
     """Multiprocessors that tiles are dealt to; 1: tiles do not matter."""
+    narrow: Fraction = 1.0
+    """Of what products reach, those in fp8 or fp4, against their own peak."""
     unaligned: Fraction = 1.0
     """Of what products reach, those whose rows in memory do not begin at multiples of 16 bytes."""
     batched: Fraction = 1.0
@@ -35,6 +38,9 @@ class DeviceConstants(Record):
     flash: Fraction = 1.0
     """Of the peak, flash attention forward, by the FLOPs that its mask leaves."""
     flash_backward: Fraction = 1.0
+    own_flash: Fraction | None = None
+    """Forward, where an implementation calls the attention kernels of the device's maker (cuDNN); none: as `flash`."""
+    own_flash_backward: Fraction | None = None
     softmax: NonNegativeFloat = 0.0
     """The head dimension at which flash attention's exponentials take as long as its products."""
     memory: Fraction = 1.0
@@ -46,9 +52,20 @@ class DeviceConstants(Record):
     spread: Fraction | Literal[0] = 0
     """What the computed peak of allocated memory misses by, as a share of it, up or down."""
     fragmentation: tuple[Factor, Factor] = (1.0, 1.0)
-    """What the allocator reserves for what is allocated: low and high."""
+    """What the allocator reserves for what comes and goes in a step: low and high."""
+    fragmentation_in_flight: tuple[Factor, Factor] = (1.0, 1.0)
+    """The same where several micro-batches are in flight, which let go first of what they took first: gaps stay, where
+    a single one lets go last in, first out."""
     context: tuple[Bytes, Bytes] = (0.0, 0.0)
-    """Of the runtime, its kernels and communicators' buffers: low and high."""
+    """Of the runtime and its kernels: low and high."""
+    communicator: tuple[Bytes, Bytes] = (0.0, 0.0)
+    """Of the buffers of one communicator: low and high."""
+
+    def flashes(self, *, own: bool) -> tuple[float, float]:
+        """Of the peak, flash attention forward and backward, by the maker's own kernels or by others."""
+        if own and self.own_flash and self.own_flash_backward:
+            return self.own_flash, self.own_flash_backward
+        return self.flash, self.flash_backward
 
 
 class LinkConstants(Record):
@@ -81,6 +98,9 @@ class Calibration(Document):
     """What a byte that offload keeps on the host takes up there: low and high."""
     hidden: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Of tensor-parallel exchanges that are cut into pieces to hide behind products: the share that does."""
+    software: dict[str, Factored] = Field(default_factory=dict)
+    """What steps of a family of frameworks take over what is computed: of the fit, not part of any estimate, since a
+    plan does not say what will run it."""
     contention: NonNegativeFloat = 0.0
     """What computing takes longer, as a share, while communication runs beside it."""
 

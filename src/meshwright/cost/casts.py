@@ -8,26 +8,26 @@ from meshwright.model.operators import Convolution, Experts, Linear
 def casts(share: Share, kernels: KernelSet, element: float, narrow: float) -> tuple[float, float]:
     """Bytes moved besides those of the products, forward and backward.
 
-    A matrix's input is read and written narrow, and once more transposed where the weight learns, since products of
-    narrow numbers take rows of both operands (NVIDIA, Transformer Engine, "FP8 primer", 2023); in backward so is the
-    gradient of its output. With scales of the tensor at hand it is read once more for its largest value
-    (torchao.float8, "dynamic scaling"), and weights are cast in every forward too; with scales of the step before
-    (Transformer Engine's delayed scaling), or of small blocks, neither.
+    With scales of the tensor at hand (torchao.float8, "dynamic scaling") a matrix's input is read for its largest
+    value, read again and written narrow, and once more transposed where the weight learns, since products of narrow
+    numbers take rows of both operands; so are weights, in every forward. With scales of the step before, or of small
+    blocks, the kernel that makes an input writes it narrow in place of wide, so that the transposed copy alone is more
+    (NVIDIA, Transformer Engine, "FP8 primer", 2023). In backward the gradient of a matrix's output is cast, with either.
 
-    16 positions of 8 numbers that become 4, in bf16 and fp8: (2 + 1 + 1) x 16 x 8 and (2 + 1 + 1) x 16 x 4.
+    16 positions of 8 numbers that become 4, in bf16 and fp8: 1 x 16 x 8 and (2 + 1 + 1) x 16 x 4.
 
     >>> from meshwright.cost.kernels import KERNEL_SETS
     >>> from meshwright.model.work import Work
     >>> share = Share(Linear(inputs=8, outputs=4), Work(1, 16, 16), learns=True, passes=True)
     >>> casts(share, KERNEL_SETS["megatron-flash"], 2, 1)
-    (512.0, 256.0)
+    (128.0, 256.0)
     """
     read, written, weights = _numbers(share)
     once = element * (1 + kernels.scales_at_hand) + narrow
-    forward = read * (once + narrow * share.learns)
-    if kernels.scales_at_hand:
-        forward += weights * (once + narrow * share.passes)
-    return forward, written * (once * (share.passes or share.learns) + narrow * share.learns)
+    back = written * (once * (share.passes or share.learns) + narrow * share.learns)
+    if not kernels.scales_at_hand:
+        return read * narrow * share.learns, back
+    return read * (once + narrow * share.learns) + weights * (once + narrow * share.passes), back
 
 
 def _numbers(share: Share) -> tuple[float, float, float]:

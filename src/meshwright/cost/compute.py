@@ -93,6 +93,8 @@ class Flash(NamedTuple):
     backward: float
     """FLOPs, with the scores computed again."""
     head_dim: int
+    own: bool
+    """True for the kernels of the device's maker."""
 
 
 class Load(NamedTuple):
@@ -120,7 +122,7 @@ def load_of(share: Share, kernels: KernelSet, storage: Storage, narrow: float | 
     load = Load((moved, 2 * moved), launched(kernels.name, share), share.passes, share.learns)
     batched = isinstance(share.operator, Attention)
     if isinstance(share.operator, Attention) and kernels.is_flash(share, storage):
-        return load._replace(flash=_flash(share, share.operator))
+        return load._replace(flash=_flash(share, share.operator, kernels))
     forward = products(share.operator, share.work)
     if not forward:
         return load
@@ -143,10 +145,10 @@ def _beside(moved: float, shapes: tuple[Product, ...], storage: Storage) -> floa
     return max(0.0, moved - storage.element * sum(shape.numbers for shape in shapes))
 
 
-def _flash(share: Share, core: Attention) -> Flash:
+def _flash(share: Share, core: Attention, kernels: KernelSet) -> Flash:
     flops = core.flops(share.work)
     seen = _seen(flops)
-    return Flash(flops.forward * seen, (flops.by_input + flops.again) * seen, core.head_dim)
+    return Flash(flops.forward * seen, (flops.by_input + flops.again) * seen, core.head_dim, kernels.own_flash)
 
 
 def operator_seconds(load: Load, storage: Storage, machine: Machine) -> Seconds:
@@ -171,16 +173,22 @@ def _computed(load: Load, storage: Storage, machine: Machine) -> tuple[float, fl
     """Forward, and backward's products for the gradient of the input and of the weight."""
     reached = machine.reached
     if load.flash:
-        slowed = 1 + reached.softmax / load.flash.head_dim
-        forward = load.flash.forward * slowed / (machine.compute * reached.flash)
-        return forward, load.flash.backward * slowed / (machine.compute * reached.flash_backward), 0.0
+        peak = machine.compute / (1 + reached.softmax / load.flash.head_dim)
+        there, back = reached.flashes(own=load.flash.own)
+        return load.flash.forward / (peak * there), load.flash.backward / (peak * back), 0.0
     if not load.products[0]:
         return 0.0, 0.0, 0.0
     element = storage.element if load.narrow is None else load.narrow
     rate = machine.compute if load.narrow is None else machine.matmul
     peaks = Peaks(rate, machine.memory, element, storage.element)
     forward, by_input, by_weight = (
-        sum([product_seconds(shape, peaks, reached, batched=load.batched) for shape in side]) for side in load.products
+        sum(
+            [
+                product_seconds(shape, peaks, reached, batched=load.batched, narrow=load.narrow is not None)
+                for shape in side
+            ]
+        )
+        for side in load.products
     )
     return forward, by_input, by_weight
 

@@ -55,7 +55,8 @@ def tile_waste(product: Product, units: int, inner: float = 0.0) -> float:
     """
     if units <= 1:
         return 1 + inner / product.inner
-    return max(1.0, min([waste * (1 + inner * pieces / product.inner) for pieces, waste in tile_wastes(product, units)]))
+    whole = tile_wastes(product, units)
+    return max(1.0, min([waste * (1 + inner * pieces / product.inner) for pieces, waste in whole]))
 
 
 @lru_cache(maxsize=16384)
@@ -107,8 +108,10 @@ def is_aligned(product: Product) -> bool:
     )
 
 
-def product_seconds(product: Product, peaks: Peaks, constants: DeviceConstants, *, batched: bool = False) -> float:
-    """Seconds of one matrix product; `batched`: one of the many small ones of an attention core.
+def product_seconds(
+    product: Product, peaks: Peaks, constants: DeviceConstants, *, batched: bool = False, narrow: bool = False
+) -> float:
+    """Seconds of one matrix product; `batched`: one of the many small ones of attention; `narrow`: in fp8 or fp4.
 
     Without losses FLOPs over the peak, or bytes over the bandwidth (Williams 2009); sums as short as `inner` double it:
 
@@ -122,7 +125,11 @@ def product_seconds(product: Product, peaks: Peaks, constants: DeviceConstants, 
     """
     if not product.flops:
         return 0.0
-    fraction = (constants.batched if batched else constants.matmul) * (1 if is_aligned(product) else constants.unaligned)
+    fraction = constants.batched if batched else constants.matmul
+    if narrow:
+        fraction *= constants.narrow
+    if not is_aligned(product):
+        fraction *= constants.unaligned
     waste = tile_waste(product, constants.units, constants.inner)
     compute = product.flops / (peaks.compute * fraction) * waste
     moved = product.read * peaks.element + product.written * (peaks.result or peaks.element)

@@ -228,7 +228,7 @@ def _bucket_note(stages: Stages, timeline: Timeline) -> Iterator[str]:
     least = _WORTH_A_WORD * timeline.seconds
     exposed = [each for each in stages.reductions.values() if each.exposed(own * MIB) >= least]
     sizes = {each.best_bucket / MIB for each in exposed} - {own}
-    steps = {size: _timeline(stages, stages.times(size)).seconds for size in sorted(sizes)}
+    steps = {size: _timeline(stages, stages.times_in_buckets(size)).seconds for size in sorted(sizes)}
     size = min(steps, key=steps.__getitem__, default=own)
     saved = timeline.seconds - steps.get(size, timeline.seconds)
     if sizes and saved >= least:

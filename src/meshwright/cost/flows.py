@@ -104,7 +104,7 @@ def _entering(share: Share, roles: Roles, kernels: KernelSet, element: float) ->
     """
     operator = share.operator
     assert isinstance(operator, Linear | Experts)
-    width = operator.hidden if isinstance(operator, Experts) else operator.inputs
+    width = _routed_width(operator, roles) if isinstance(operator, Experts) else operator.inputs
     size = element * share.sent * width
     flows = []
     if roles.plain and share.passes:
@@ -116,6 +116,13 @@ def _entering(share: Share, roles: Roles, kernels: KernelSet, element: float) ->
         if share.passes:
             flows.append(Flow("tensor", "reduce_scatter", roles.scattered, size, "backward"))
     return flows
+
+
+def _routed_width(experts: Experts, roles: Roles) -> int:
+    """Numbers of a position as they cross between tensor ranks: where positions were sent to their experts before, one
+    copy for each that it was sent to.
+    """
+    return experts.hidden * (experts.top_k if roles.experts and roles.scattered else 1)
 
 
 def _leaving(share: Share, roles: Roles, element: float) -> list[Flow]:
@@ -131,6 +138,8 @@ def _leaving(share: Share, roles: Roles, element: float) -> list[Flow]:
     operator = share.operator
     assert isinstance(operator, Linear | Embedding | Experts)
     size = element * elements(operator, share.work) / share.crowding
+    if isinstance(operator, Experts):
+        size *= _routed_width(operator, roles) / operator.hidden
     flows = []
     if roles.plain:
         flows.append(Flow("tensor", "all_reduce", roles.plain, size, "forward"))
@@ -191,8 +200,12 @@ def _dispatch(experts: Experts, share: Share, roles: Roles, element: float) -> l
     >>> roles = roles_of(Row(span="a", roles={"x": "ep"}), {"x": 2})
     >>> [(flow.when, flow.bytes, flow.times) for flow in _dispatch(experts, share, roles, 2.0)]
     [('forward', 512.0, 2), ('backward', 512.0, 2)]
+
+    Under `tp+sp` each tensor rank sends its own run of positions to the rank of its place, and what has come is
+    gathered over the tensor ranks (megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher).
     """
-    size = element * share.work.positions * experts.top_k * experts.hidden
+    scattered = share.scattered if roles.scattered else 1
+    size = element * share.work.positions * experts.top_k * experts.hidden / scattered
     ways: tuple[When, ...] = ("forward", "backward") if share.passes or share.learns else ("forward",)
     return [Flow("expert", "all_to_all", roles.experts, size, way, 2, routing_of(experts)) for way in ways]
 

@@ -2,7 +2,8 @@
 are too many.
 
     allocated   what tensors take: the computed peak, give or take what the model of memory is known to miss by
-    reserved    what the allocator holds for it: more, by rounding and by gaps that nothing fits into
+    reserved    what the allocator holds for it: more, by rounding and by gaps that nothing fits into. States rest where
+                they were put; gaps come between what comes and goes in a step
     device      and with the context of the runtime and the buffers of its communicators: what nvidia-smi shows
 
 Low and high are the 5th and 95th percentile; in between a normal distribution is assumed.
@@ -52,16 +53,35 @@ class Footprint(NamedTuple):
     device: Range
 
 
-def footprint(peak: float, reached: DeviceConstants) -> Footprint:
-    """The ranges of a computed peak, in bytes.
+class Taken(NamedTuple):
+    """What a rank takes of a device's memory at its peak, in bytes, and how."""
 
-    >>> found = footprint(10e9, DeviceConstants(spread=0.05, fragmentation=(1.0, 1.1), context=(1e9, 2e9)))
+    peak: float
+    resting: float = 0.0
+    """Of the peak: what lies where it was put, step after step."""
+    apart: float = 0.0
+    """Large tensors of another time of the step, which fit into no gap that the peak leaves."""
+    communicators: int = 0
+    overlapping: bool = False
+    """True where several micro-batches are in flight."""
+
+
+def footprint(taken: Taken, reached: DeviceConstants) -> Footprint:
+    """The ranges of what a device is asked for.
+
+    >>> reached = DeviceConstants(spread=0.05, fragmentation=(1.0, 1.5), context=(1e9, 2e9), communicator=(0, 1e8))
+    >>> found = footprint(Taken(10e9, resting=4e9, communicators=3), reached)
     >>> found.allocated
     Range(low=9500000000.0, high=10500000000.0)
     >>> found.reserved, found.device
-    (Range(low=9500000000.0, high=11550000000.0), Range(low=10500000000.0, high=13550000000.0))
+    (Range(low=9500000000.0, high=13500000000.0), Range(low=10500000000.0, high=15800000000.0))
     """
-    allocated = Range(peak * (1 - reached.spread), peak * (1 + reached.spread))
-    low, high = reached.fragmentation
-    reserved = Range(allocated.low * low, allocated.high * high)
-    return Footprint(allocated, reserved, Range(reserved.low + reached.context[0], reserved.high + reached.context[1]))
+    moving = taken.peak - taken.resting
+    allocated = Range(taken.peak * (1 - reached.spread), taken.peak * (1 + reached.spread))
+    low, high = reached.fragmentation_in_flight if taken.overlapping else reached.fragmentation
+    least, most = (allocated.low + taken.apart + (low - 1) * moving, allocated.high + taken.apart + (high - 1) * moving)
+    around = [
+        context + taken.communicators * each
+        for context, each in zip(reached.context, reached.communicator, strict=True)
+    ]
+    return Footprint(allocated, Range(least, most), Range(least + around[0], most + around[1]))

@@ -116,7 +116,7 @@ def _time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSecond
             way = forward if flow.when == "forward" else backward
             way.spent.add(PART_OF[flow.purpose], time)
             way.launches += flow.times
-    backward.spent.add("backward", _adding_up(placement, block) if has_backward(block) else 0.0)
+    backward.spent.add("backward", adding_up(placement, block) if has_backward(block) else 0.0)
     for flow in kept_flows(placement, block):
         way, time = forward if flow.when == "forward" else backward, wires.flow_seconds(block.group, flow)
         if flow.when == "reduce":
@@ -152,7 +152,7 @@ def _loads(placement: Placement, block: Block, storage: Storage) -> list[LayerLo
     ]
 
 
-def _adding_up(placement: Placement, block: Block) -> float:
+def adding_up(placement: Placement, block: Block) -> float:
     """Seconds to add a micro-batch's gradients to the step's: each is read, and what it is added to read and written,
     by a kernel of its own. Where no buffer is kept for them, one micro-batch's gradients are the step's.
 
@@ -164,10 +164,11 @@ def _adding_up(placement: Placement, block: Block) -> float:
     >>> given = mw.model("gpt2"), mw.cluster("2xh100"), mw.recipe(global_batch=4, sequence=8)
     >>> placement = Placement(Inputs(mw.uniform_plan(*given, zero=1), *given), IDEAL)
     >>> block, memory = placement.block_of["decoder.0"], given[1].devices["h100"].memory_bandwidth
-    >>> _adding_up(placement, block) == 10 * block.stack.parameters / memory
+    >>> adding_up(placement, block) == 10 * block.stack.parameters / memory
     True
     """
-    if placement.plan.micro_batches == 1 and not placement.kernels.keeps_gradients:
+    kernels = placement.kernels
+    if kernels.adds_in_place or (placement.plan.micro_batches == 1 and not kernels.keeps_gradients):
         return 0.0
     widths, mesh, numbers = widths_of(placement), placement.group(block.group).mesh, 0.0
     for row, held in held_by(placement, block):

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from meshwright.cost.activations import Activations, layer_activations
 from meshwright.cost.blocks import Block
 from meshwright.cost.calibration import DeviceConstants
-from meshwright.cost.footprint import Footprint, Range, footprint
+from meshwright.cost.footprint import Footprint, Range, Taken, footprint
 from meshwright.cost.kernels import KernelSet
-from meshwright.cost.optimizers import state_bytes
+from meshwright.cost.optimizers import master_bytes, state_bytes
 from meshwright.cost.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Order
 from meshwright.cost.placement import Placement
 from meshwright.cost.saved import looked_at
@@ -32,6 +32,8 @@ Floats: TypeAlias = NDArray[np.float64]
 
 ACCEPTED = 0.1
 """The probability of running out of memory up to which a plan is said to fit."""
+RESTING = ("parameters", "optimizer", "gradients")
+"""Parts that lie where they were put, step after step; others come and go, and leave gaps (`cost.footprint`)."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,10 @@ class Memory(Filled):
     group: str
     reached: DeviceConstants = field(default_factory=DeviceConstants)
     """What the device needs around what is allocated."""
+    communicators: int = 0
+    """Groups of ranks that a rank talks to: one for each axis, and its neighbours in the pipeline."""
+    overlapping: bool = False
+    """Whether several micro-batches are in flight at once."""
     over_time: Floats = field(default_factory=lambda: np.empty(0), compare=False)
     """Bytes during each action of the group's order."""
 
@@ -111,7 +117,10 @@ class Memory(Filled):
     @property
     def footprint(self) -> Footprint:
         """What the device is asked for, as ranges."""
-        return footprint(self.peak, self.reached)
+        worst, step = self.worst, self.instants[-1]
+        resting = sum(worst.parts.get(name, 0.0) for name in RESTING)
+        apart = 0.0 if worst is step else step.parts.get("widened", 0.0)
+        return footprint(Taken(worst.total, resting, apart, self.communicators, self.overlapping), self.reached)
 
     @property
     def asked(self) -> Range:
@@ -143,6 +152,9 @@ class States(NamedTuple):
     """The parameters whole, where a state or offload keeps them elsewhere."""
     reduced: float = 0.0
     """The gradients whole, before they are scattered after a micro-batch."""
+    widened: float = 0.0
+    """The gradients once more, as the optimizer steps with them, where they add up in a narrower dtype than the master
+    copy has (Megatron-LM's main gradients, DeepSpeed's fp32 partition)."""
 
     def plus(self, other: "States", times: int = 1) -> "States":
         """Both together, the other so many times."""
@@ -171,6 +183,11 @@ def states_away(placement: Placement, block: Block) -> States:
 
 
 def _layer_states(placement: Placement, block: Block) -> tuple[States, States]:
+    """What the device keeps and what the host keeps."""
+    return placement.once(("states", placement.sharded_alike(block)), lambda: _count_states(placement, block))
+
+
+def _count_states(placement: Placement, block: Block) -> tuple[States, States]:
     here, away = States(), States()
     for (row, held), stepped in zip(held_by(placement, block), stepped_by(placement, block), strict=True):
         kept = state_bytes(placement.recipe, stepped.own, stepped.ways)
@@ -184,19 +201,26 @@ def _row_states(
 ) -> tuple[States, States]:
     """What the device keeps and what the host keeps, with so many bytes of optimizer states. Where the optimizer is on
     the host, so are gradients that are scattered after each micro-batch (Ren 2021), and others come to it at the end
-    of the step.
+    of the step. Frozen weights rest as they are multiplied, where that is narrow (NVIDIA's LoRA of MLPerf, whose 70B
+    take 82 GB with all that they keep, `validation/data/mlperf.csv`).
     """
     widths, sharding = widths_of(placement), sharding_of(row, placement.group(block.group).mesh)
     scattered = sharding.scatters(placement.plan.execution.sync)
     whole, gradients = widths.element * held.all, widths.gradient * held.learning
-    parameters = whole / sharding.kept("zero3")
+    if placement.kernels.has_buckets and (sharding.shard or sharding.replicas):
+        gradients += widths.element * held.learning
+    wide = master_bytes(placement.recipe)
     stepped, stored = row.offload.optimizer is not None, row.offload.parameters is not None  # on the host
+    masters = sharding.state == "zero3" and placement.kernels.shards_masters and wide > 0 and not (stepped or stored)
+    frozen = held.frozen * (placement.storage(block.group).narrow or widths.element)
+    parameters = (frozen + (0.0 if masters else widths.element * held.learning)) / sharding.kept("zero3")
     here = States(
         parameters=0.0 if stored else parameters,
         gradients=0.0 if scattered and stepped else gradients / (sharding.ways if scattered else 1),
         optimizer=0.0 if stepped else optimizer,
         gathered=whole if stored or sharding.state == "zero3" else 0.0,
         reduced=gradients if scattered else 0.0,
+        widened=wide * held.learning / sharding.ways if wide > widths.gradient and not stepped else 0.0,
     )
     away = States(
         parameters=parameters if stored else 0.0,
@@ -219,6 +243,12 @@ class _Stage(NamedTuple):
 
 
 def _stage(placement: Placement, stage: int) -> _Stage:
+    """What one stage takes; equal ones are counted once."""
+    key = ("stage", tuple(map(placement.sharded_alike, placement.stage_layers[stage])))
+    return placement.once(key, lambda: _count_stage(placement, stage))
+
+
+def _count_stage(placement: Placement, stage: int) -> _Stage:
     blocks = placement.stage_blocks(stage)
     states = {block: layer_states(placement, block) for block in blocks}
     layers = [layer_activations(placement, block) for block in blocks]
@@ -235,7 +265,8 @@ def _stage(placement: Placement, stage: int) -> _Stage:
     # The loss is through with its backward before the first layer begins.
     loss, alone = {"loss": kept.passing}, sum(layer.values()) < kept.passing
     passing = dict.fromkeys(layer, 0.0) | loss if alone else layer | {"loss": 0.0}
-    return _Stage(total, kept, _window(placement, states), passing)
+    window = _window(placement, [states[block].gathered for block in placement.stage_layers[stage]])
+    return _Stage(total, kept, window, passing)
 
 
 def _looked_at(placement: Placement, blocks: Sequence[Block]) -> float:
@@ -273,8 +304,10 @@ def _group_memory(placement: Placement, group: str, order: Order) -> Memory:
             Instant("initialisation", resting),
             Instant("forward", resting | alive.worst(order.kind == FORWARD)),
             Instant("backward", resting | alive.worst(order.kind != FORWARD)),
-            Instant("step", resting | {"gradients": states.gradients}),
+            Instant("step", resting | {"gradients": states.gradients, "widened": states.widened}),
         ),
+        communicators=_communicators(placement, group),
+        overlapping=bool(in_flight(order, np.ones(len(order))).max() > len(stages)),
         over_time=sum(resting.values()) + alive.total,
     )
 
@@ -344,12 +377,15 @@ class _Alive:
         return {name: float(values[at]) for name, values in self.parts.items()}
 
 
-def _window(placement: Placement, states: dict[Block, States]) -> float:
+def _window(placement: Placement, sizes: Sequence[float]) -> float:
     """The most that a layer and those gathered ahead of it take together."""
-    names = [placed.layer for placed in placement.plan.placed if placed.stage == next(iter(states)).stage]
-    sizes = [states[placement.block_of[name]].gathered for name in names]
     wide = 1 + placement.plan.execution.prefetch
     return max(sum(sizes[first : first + wide]) for first in range(len(sizes)))
+
+
+def _communicators(placement: Placement, group: str) -> int:
+    mesh = placement.group(group).mesh
+    return sum(size > 1 for size in mesh.values()) + (len(placement.running) > 1)
 
 
 def _capacity(placement: Placement, group: str) -> float:

@@ -43,7 +43,7 @@ class Placement:
 
     def with_calibration(self, calibration: Calibration) -> Self:
         """The same plan under another calibration: what no calibration changes is computed once for both."""
-        _ = self.orders, self.edges, self.block_of  # these, and what they are made of, are there before the copy
+        _ = self.orders, self.edges, self.stage_layers  # these, and what they are made of, are there before the copy
         other = copy.copy(self)
         other.calibration, other._calibrated = calibration, {}
         return other
@@ -116,7 +116,9 @@ class Placement:
     def storage(self, group: str) -> Storage:
         """How the devices of a group keep numbers."""
         device = self.inputs.cluster.devices[self.pools(group)[0][0].device]
-        return storage_of(self.element, device.backend, self.model.family)
+        matmul = self.recipe.precision.matmul
+        narrow = BYTES[matmul] if matmul and self.kernels.keeps_narrow else None
+        return storage_of(self.element, device.backend, self.model.family)._replace(narrow=narrow)
 
     def overlaps(self, group: str) -> bool:
         """Whether communication runs beside computing at all: over gloo it does not (FSDP2 on CPU)."""
@@ -255,6 +257,14 @@ class Placement:
     def block_of(self) -> dict[str, Block]:
         """The block of each layer."""
         return {name: block for block in self.blocks for name in block.names}
+
+    @cached_property
+    def stage_layers(self) -> tuple[tuple[Block, ...], ...]:
+        """The block of each layer, stage by stage, in order."""
+        found: list[list[Block]] = [[] for _ in self.plan.stages]
+        for placed in self.plan.placed:
+            found[placed.stage].append(self.block_of[placed.layer])
+        return tuple(map(tuple, found))
 
     def stage_blocks(self, stage: int) -> list[Block]:
         """The blocks of a stage, in order."""

@@ -14,6 +14,12 @@ class Reads:
         self._first_kept = False
         self._begins_with_norm = self._beside = False
         self._inside_first = True
+        self._matrices = 0
+
+    def count(self, operator: Operator) -> int:
+        """How many matrices there were up to this operator, which is one; 0 of others."""
+        self._matrices += isinstance(operator, Linear)
+        return self._matrices if isinstance(operator, Linear) else 0
 
     def next_part(self, operators: tuple[Operator, ...], *, parallel: bool) -> None:
         """A part begins. A parallel one reads what the first one reads, until it has a norm of its own."""

@@ -17,5 +17,6 @@ def is_repeated(share: Share, recompute: Recompute) -> bool:
         return False
     if isinstance(recompute, Save):
         matmul = isinstance(share.operator, Linear | Experts | Router | Convolution)
-        return not ((matmul and "matmul" in recompute.save) or (is_core(share) and "attention" in recompute.save))
+        saved = "matmul" in recompute.save or ("half-matmul" in recompute.save and share.matrix % 2 == 1)
+        return not ((matmul and saved) or (is_core(share) and "attention" in recompute.save))
     return recompute == "full" or (recompute == "selective" and is_core(share))

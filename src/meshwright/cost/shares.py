@@ -129,6 +129,10 @@ class Share(NamedTuple):
     """Positions per sample of the tensor that its input is a slice of, where it works on a few of them alone."""
     crowding: float = 1.0
     """Of experts over several ranks: positions that come to the busiest, which `work` has, over those that it sends."""
+    tensor: int = 1
+    """Tensor ranks."""
+    matrix: int = 0
+    """Of matrices: how many the layer has up to this one."""
 
     @property
     def sent(self) -> float:
@@ -256,6 +260,8 @@ class _Walk:
             made=self._cut_from(cut),
             slice_of=self._slice_of(operator),
             crowding=crowding,
+            tensor=tensor,
+            matrix=self.reads.count(operator),
         )
         self._note(cut)
         self.inside = (self.inside or enters) and not leaves

@@ -16,7 +16,8 @@ from meshwright.cost.wires import Wires
 from meshwright.plan.groups import RankLists, axis_groups, tied_ranks
 
 PARTS = (
-    "forward", "recompute", "backward", "optimizer", "tensor", "sequence", "expert", "state", "transition", "launch", "offload",
+    "forward", "recompute", "backward", "optimizer", "tensor", "sequence", "expert", "state", "transition", "launch",
+    "offload",
 )  # fmt: skip
 """What a stage spends its time on; of communication, what computing waits for."""
 
@@ -29,6 +30,14 @@ class StageWork:
         self.reduce, self.optimizer, self.update = Spent(), Spent(), Spent()
         self.weight = 0.0
         """Of backward, the gradients of the weights."""
+
+    def copy(self) -> "StageWork":
+        """One to which more can be added."""
+        other = StageWork()
+        for name in ("forward", "backward", "reduce", "optimizer", "update"):
+            setattr(other, name, Spent(dict(getattr(self, name).parts)))
+        other.weight = self.weight
+        return other
 
     def time(self) -> StageTime:
         """As the simulation wants it."""
@@ -72,10 +81,19 @@ class Stages:
         """Seconds of the gradient norm's reduction, for which all groups wait; none where nothing is clipped."""
 
     def _stage(self, stage: int) -> StageWork:
-        work, placement, group = StageWork(), self.placement, self.placement.plan.stages[stage].on
+        """Equal ones of groups that lie alike are timed once."""
+        placement, group = self.placement, self.placement.plan.stages[stage].on
         timed = {block: time_layer(placement, self.wires, block) for block in placement.stage_blocks(stage)}
-        names = [placed.layer for placed in placement.plan.placed if placed.stage == stage]
-        layers = [timed[placement.block_of[name]] for name in names]
+        layers = [timed[block] for block in placement.stage_layers[stage]]
+        key = ("stage", self.wires.lie(group), tuple(map(id, layers)))
+        work, reduction = placement.calibrated(key, lambda: self._timed(group, layers))
+        if reduction.layers:
+            self.reductions[stage] = reduction
+        return work.copy()
+
+    def _timed(self, group: str, layers: Sequence[LayerSeconds]) -> tuple[StageWork, Reduction]:
+        """Such layers one after the other on a group, and the gradients that they reduce once a step."""
+        work = StageWork()
         streams, host = self._streams(group), self._host(group)
         _pass(work.forward, [layer.forward for layer in layers], streams, host)
         _pass(work.backward, [layer.backward for layer in reversed(layers)], streams, host)
@@ -85,15 +103,17 @@ class Stages:
             work.update.add_all(layer.update.parts)
         reduction = self._reduction(group, layers, work.backward.total)
         if reduction.layers:
-            self.reductions[stage] = reduction
-            work.reduce.add("state", reduction.exposed(placement.plan.execution.bucket_mib * MIB))
-        return work
+            work.reduce.add("state", reduction.exposed(self.placement.plan.execution.bucket_mib * MIB))
+        return work, reduction
 
-    def times(self, bucket_mib: float | None = None) -> list[StageTime]:
-        """Of each stage, as the simulation wants them; in buckets of this size where one is given."""
-        found = [work.time() for work in self.work]
-        own = self.placement.plan.execution.bucket_mib
-        for stage, reduction in self.reductions.items() if bucket_mib is not None else ():
+    def times(self) -> list[StageTime]:
+        """Of each stage, as the simulation wants them."""
+        return [work.time() for work in self.work]
+
+    def times_in_buckets(self, bucket_mib: float) -> list[StageTime]:
+        """The same, were gradients reduced in buckets of this size."""
+        found, own = self.times(), self.placement.plan.execution.bucket_mib
+        for stage, reduction in self.reductions.items():
             change = reduction.exposed(bucket_mib * MIB) - reduction.exposed(own * MIB)
             found[stage] = found[stage]._replace(reduce=max(0.0, found[stage].reduce + change))
         return found
@@ -103,18 +123,18 @@ class Stages:
         return Streams(self.placement.plan.execution.prefetch, able, self.placement.calibration.contention)
 
     def _host(self, group: str) -> "_Host":
-        slowest = max(machine.reached.launch for machine in machines(self.placement, group))
-        return _Host(slowest, ahead=self.placement.overlaps(group))
+        ahead, found = self.placement.overlaps(group), machines(self.placement, group)
+        slowest = max(machine.reached.launch * (1.0 if ahead else machine.slowdown) for machine in found)
+        return _Host(slowest, ahead=ahead)
 
     def _reduction(self, group: str, layers: Sequence[LayerSeconds], backward: float) -> Reduction:
         """The gradients of layers that are reduced once a step, beside the last backward where they hide."""
         hides = self.placement.overlaps(group) and "gradients" in self.placement.plan.execution.overlap
         flows = [flow for layer in layers for flow in layer.once]
         streams = self._streams(group)
-        ready = tuple(
-            Ready(_beside(layer.backward.time, streams, hides=hides), sum(flow.bytes * flow.times for flow in layer.once))
-            for layer in reversed(layers)
-        )
+        times = (_beside(layer.backward.time, streams, hides=hides) for layer in reversed(layers))
+        gradients = (sum(flow.bytes * flow.times for flow in layer.once) for layer in reversed(layers))
+        ready = tuple(map(Ready, times, gradients))
         until = backward if hides else 0.0
         return Reduction(ready if flows else (), self._bucket(group, flows), until, streams.prefetch)
 
@@ -181,7 +201,7 @@ class _Host(NamedTuple):
     """What launches the kernels of a group."""
 
     launch: float
-    """Seconds of one."""
+    """Seconds of one; where ranks share cores, these launch in turn too."""
     ahead: bool
     """True where it launches while earlier kernels run, and is waited for only where these are quicker; on a CPU each
     operation is launched and run in turn."""

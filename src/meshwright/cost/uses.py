@@ -53,12 +53,18 @@ log-probabilities in float32, and the logits where the caller holds them.
 ((60, 212), (128, 188))
 >>> used(loss_eager, Loss(classes=7)), used(loss_fused, Loss(classes=7))
 ((420, 980), (280, 420))
+
+Gathered over two ranks of 7 classes each, twice as many, and the logits of the micro-batch before, 2 (280 + 140) + 280;
+by one kernel, these and ten numbers.
+
+>>> used(loss_gathered, Loss(classes=7), tensor=2), used(loss_xentropy, Loss(classes=7))
+((1120, 1960), (180, 140))
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from meshwright.cost.habits import HABITS, Habits
+from meshwright.cost.habits import DIVIDED_AS_IT_IS, HABITS, Habits
 from meshwright.cost.shares import Share, elements
 from meshwright.model.operators import (
     Activation,
@@ -86,6 +92,13 @@ class Storage(NamedTuple):
     on_cpu: bool = False
     habits: Habits = Habits()
     """What transformers' code of the model's family does."""
+    narrow: float | None = None
+    """A number of a matrix's input, where that is kept as it was multiplied: in fp8 or fp4."""
+
+    @property
+    def read(self) -> float:
+        """A number that a matrix keeps of its input."""
+        return self.narrow or self.element
 
     @property
     def wide(self) -> float:
@@ -126,7 +139,7 @@ def linear(op: Linear, share: Share, storage: Storage) -> Use:
     whole = share.work.samples * share.slice_of * op.inputs or read
     if storage.on_cpu and storage.habits.chunks and share.made:
         whole = share.work.positions * share.made
-    kept = storage.element * whole if share.learns and share.fresh else 0.0
+    kept = storage.read * whole if share.learns and share.fresh else 0.0
     return Use(kept, storage.element * (read + weight + elements(op, share.work)))
 
 
@@ -154,6 +167,13 @@ def norm_eager(op: Norm, share: Share, storage: Storage) -> Use:
     gain = 4.0 * op.width if rms.keeps_gain else 0.0
     casts = 0 if element == 4 else 2 * (element + 4)
     return Use(numbers * tensors + 4 * numbers / op.width + gain, numbers * (20 + 2 * element + casts))
+
+
+def norm_divided(op: Norm, share: Share, storage: Storage) -> Use:
+    """Eager RMS norms as transformers' Llama had them in 2023 (4.28, modeling_llama.py): the mean of squares in
+    float32, but the input itself divided, which is kept too.
+    """
+    return norm_eager(op, share, storage._replace(habits=storage.habits._replace(rms=DIVIDED_AS_IT_IS)))
 
 
 def norm_compiled(op: Norm, share: Share, storage: Storage) -> Use:
@@ -187,6 +207,16 @@ def dropout_fused(op: Dropout, share: Share, storage: Storage) -> Use:
 def dropout_flash(op: Dropout, share: Share, storage: Storage) -> Use:
     """Inside the attention kernel; elsewhere a mask of a byte each."""
     return Use(0.0, 0.0) if op.of == "attention" else dropout_fused(op, share, storage)
+
+
+def dropout_apart(op: Dropout, share: Share, storage: Storage) -> Use:
+    """A kernel of its own after a fused core, whose softmax it leaves as it is: of attention weights as fused."""
+    return dropout_fused(op, share, storage) if op.of == "attention" else dropout_eager(op, share, storage)
+
+
+def dropout_inside(op: Dropout, share: Share, storage: Storage) -> Use:
+    """Inside the attention kernel; elsewhere a kernel of its own."""
+    return Use(0.0, 0.0) if op.of == "attention" else dropout_eager(op, share, storage)
 
 
 def dropout_sdpa(op: Dropout, share: Share, storage: Storage) -> Use:
@@ -298,9 +328,10 @@ def experts_compiled(op: Experts, share: Share, storage: Storage) -> Use:
 def routed_experts(op: Experts, share: Share, storage: Storage) -> Use:
     """Positions as sent to the experts, what the first matrices put out, the product, and outputs to be weighed."""
     routed = share.work.positions * op.top_k
-    width = 2 * op.hidden + (3 if op.gated else 2) * op.ffn
+    width, multiplied = 2 * op.hidden + (3 if op.gated else 2) * op.ffn, op.hidden + op.ffn
     shuffled = 5 * op.hidden
-    return Use(storage.element * routed * width, storage.element * (routed * (width + shuffled) + op.parameters()))
+    kept = storage.element * (width - multiplied) + storage.read * multiplied
+    return Use(routed * kept, storage.element * (routed * (width + shuffled) + op.parameters()))
 
 
 def convolution(op: Convolution, share: Share, storage: Storage) -> Use:
@@ -347,3 +378,21 @@ def loss_fused(op: Loss, share: Share, storage: Storage) -> Use:
     """The logits in float32: 4 s b v (Korthikanti 2022, section 4.3)."""
     numbers = elements(op, share.work) * op.classes
     return Use(numbers * storage.wide, numbers * (storage.element + storage.wide))
+
+
+def loss_gathered(op: Loss, share: Share, storage: Storage) -> Use:
+    """As `loss_eager`, of all classes on each tensor rank. The buffers of the pipeline hold the logits of the
+    micro-batch before as well (Aleph-Alpha/scaling, 2024: transformer/model/layers/lm_head.py,
+    core/nn/pipeline_schedule/train.py).
+    """
+    use = loss_eager(op.model_copy(update={"classes": op.classes * share.tensor}), share, storage)
+    return use._replace(kept=use.kept + use.held, held=2 * use.held)
+
+
+def loss_xentropy(op: Loss, share: Share, storage: Storage) -> Use:
+    """The logits, which the caller holds, and a number a row; backward makes their gradient in the same dtype
+    (flash_attn/losses/cross_entropy.py, 2023).
+    """
+    rows = elements(op, share.work)
+    held = rows * op.classes * storage.element
+    return Use(held + 4 * rows, held, held=held, passing=held)

@@ -267,7 +267,7 @@ def whole_step(placement: Placement) -> Iterator[Collective]:
     ranks = axis_groups(group, axes)[0]
     if len(ranks) > 1:
         yield Collective("loss", "all_reduce", (last.group,), axes, ranks, LOSS_BYTES, 1, last.layer, "reduce")
-    world = tuple(sorted({rank for name in placement.plan.groups for rank in placement.group(name).devices}))
+    world = tuple(sorted(set().union(*(group.devices for group in placement.plan.groups.values()))))
     if placement.recipe.clip_norm is not None and len(world) > 1:
         yield Collective("norm", "all_reduce", (), (), world, NORM_BYTES, 1, "", "reduce")
 

@@ -12,7 +12,7 @@ from meshwright.plan.numbers import divides, nearest_number
 from meshwright.plan.refine import Piece, refine, shard_nearest
 from meshwright.plan.spec import STATEFUL
 
-Order = Literal["megatron", "megatron-pp-dp"]
+RankOrder = Literal["megatron", "megatron-pp-dp"]
 """Megatron-LM's order of ranks, or that of its `--use-tp-pp-dp-mapping`, where pp varies faster than dp."""
 
 _COUNTED = ("tp", "ulysses", "cp", "pp", "ep", "etp")
@@ -29,7 +29,7 @@ class Degrees:
     ep: int
     etp: int
     dp: int
-    order: Order
+    rank_order: RankOrder
 
     @property
     def inner(self) -> int:
@@ -52,13 +52,13 @@ class Degrees:
         if not self.experts_apart:
             return refine(dense)
         inside = self.etp * self.ep
-        if self.stage % inside or (self.order == "megatron-pp-dp" and self.pp > 1 and inside != self.inner):
+        if self.stage % inside or (self.rank_order == "megatron-pp-dp" and self.pp > 1 and inside != self.inner):
             raise ValueError("the experts' stages are not the layers'")
         return refine(dense, {"tp": self.etp, "ep": self.ep, "dp": self.stage // inside})
 
     def devices(self, stage: int) -> tuple[int, ...]:
         """The ranks of a stage, in order."""
-        if self.order == "megatron":
+        if self.rank_order == "megatron":
             return tuple(range(stage * self.stage, (stage + 1) * self.stage))
         starts = range(stage * self.inner, self.pp * self.stage, self.pp * self.inner)
         return tuple(start + place for start in starts for place in range(self.inner))

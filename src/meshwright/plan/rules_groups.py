@@ -45,8 +45,8 @@ def _nearest_mesh(mesh: dict[str, int], count: int) -> dict[str, int]:
 def _outside_of_the_cluster(inputs: Inputs) -> Iterator[Finding]:
     last = inputs.cluster.size - 1
     for name, group in inputs.plan.groups.items():
-        outside = [device for device in group.devices if device > last]
-        if outside:
+        if max(group.devices) > last:
+            outside = [device for device in group.devices if device > last]
             cluster = inputs.cluster.name
             yield found(f"groups.{name}.devices", devices=show_ranks(outside), cluster=cluster, known=_first_to(last))
 
@@ -78,11 +78,12 @@ def _without_a_stage(inputs: Inputs) -> Iterator[Finding]:
 
 def _without_work(inputs: Inputs) -> Iterator[Finding]:
     size = inputs.cluster.size
-    busy = sorted({rank for group in inputs.plan.groups.values() for rank in group.devices if rank < size})
-    if len(busy) < size:
+    idle = set(range(size)).difference(*(group.devices for group in inputs.plan.groups.values()))
+    if idle:
+        busy = sorted(set(range(size)) - idle)
         gaps = [(one + 1, next_one - 1) for one, next_one in pairwise([-1, *busy, size]) if one + 1 < next_one]
         shown = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in gaps[:_GAPS])
-        yield found("groups", count=size - len(busy), size=size, devices=shown + ("..." if len(gaps) > _GAPS else ""))
+        yield found("groups", count=len(idle), size=size, devices=shown + ("..." if len(gaps) > _GAPS else ""))
 
 
 GROUP_RULES: tuple[Rule, ...] = (

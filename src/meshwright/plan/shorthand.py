@@ -20,7 +20,7 @@ from meshwright.model.operators import Attention
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spans import format_spans
 from meshwright.model.spec import Layer, ModelSpec
-from meshwright.plan.degrees import Degrees, Order, fit_devices, fit_experts, fit_shard
+from meshwright.plan.degrees import Degrees, RankOrder, fit_devices, fit_experts, fit_shard
 from meshwright.plan.numbers import divides, nearest_multiple, nearest_number, require_whole
 from meshwright.plan.refine import Piece
 from meshwright.plan.rules import Inputs, check_plan
@@ -69,7 +69,7 @@ def uniform_plan(
     virtual: int = 1,
     schedule: Schedule | None = None,
     layers_per_stage: Sequence[int] | None = None,
-    order: Order = "megatron",
+    rank_order: RankOrder = "megatron",
     kernels: Kernels = "hf-sdpa",
 ) -> Plan:
     """A plan in which all layers have the same roles, and all stages the same number of layers or nearly so:
@@ -81,6 +81,7 @@ def uniform_plan(
     replicas (HSDP; MiCS; Megatron-LM's instances of the distributed optimizer). `micro_batch` is Megatron-LM's: samples
     for each of the dp replicas; 1 where neither it, nor `micro_batches`, nor the recipe says. `recompute` is for the
     numbered layers, `selective` for those of them with attention; `kernels` is what the implementation fuses and keeps.
+    `rank_order` numbers the ranks as Megatron-LM does, or as its `--use-tp-pp-dp-mapping`, where pp varies before dp.
     Layers are cut evenly into pp x virtual stages (pp x 2 with V-shaped schedules); a remainder goes to the stages in
     the middle (`stage_cut.even_counts`). `layers_per_stage` may leave the first and last the embedding and head alone.
 
@@ -90,7 +91,8 @@ def uniform_plan(
     require_whole(micro_batch=micro_batch, micro_batches=micro_batches)
     require_whole(**{f"layers_per_stage[{place}]": each for place, each in enumerate(layers_per_stage or ())})
     model, cluster, recipe = resolve_model(model), resolve_cluster(cluster), resolve_recipe(recipe)
-    asked = Degrees(tp=tp, ulysses=ulysses, cp=cp, pp=pp, ep=ep, etp=tp if etp is None else etp, dp=1, order=order)
+    etp = tp if etp is None else etp
+    asked = Degrees(tp=tp, ulysses=ulysses, cp=cp, pp=pp, ep=ep, etp=etp, dp=1, rank_order=rank_order)
     suits = _suits(model, 2 if schedule in _V_SHAPED else virtual)
     degrees = fit_devices(asked, cluster, dp, suits)
     if layers_per_stage is None:

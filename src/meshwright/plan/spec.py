@@ -28,12 +28,15 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
 Kernels = Literal[
     "hf-eager",
     "hf-sdpa",
+    "hf-sdpa-xentropy",
     "torch-compile",
     "megatron-eager",
     "megatron-fused",
     "megatron-fused-eager",
     "megatron-flash",
     "megatron-flash-eager",
+    "megatron-flash-norm",
+    "nanotron",
 ]
 Axis = Annotated[str, Field(pattern=WORD_PATTERN)]
 GroupName = Annotated[str, Field(pattern=WORD_PATTERN)]
@@ -97,9 +100,11 @@ Devices = Annotated[
 
 
 class Save(Record):
-    """Recompute all but what these operators put out."""
+    """Recompute all but what these operators put out. `half-matmul`: every second matrix, beginning with the first, as
+    torchtitan's selective recompute does.
+    """
 
-    save: tuple[Literal["matmul", "attention", "collective"], ...]
+    save: tuple[Literal["matmul", "half-matmul", "attention", "collective"], ...]
 
 
 Recompute = Literal["none", "full", "selective"] | Save

@@ -128,9 +128,12 @@ def _lengths(spec: ModelSpec, sequence: int) -> dict[str, int]:
 
 
 def _saved_table(data: dict[str, Any]) -> Block:
-    rows = [
-        (layer["span"], *(show_bytes(layer["saved_bytes_per_token"][name]) for name in KERNEL_SETS))
-        for layer in data["layers"]
-    ]
-    columns = " | ".join(["span", *(f">{name}" for name in KERNEL_SETS)])
+    """One row a kernel set, one column for all spans that save the same."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for layer in data["layers"]:
+        saved = tuple(show_bytes(layer["saved_bytes_per_token"][name]) for name in KERNEL_SETS)
+        alike.setdefault(saved, []).append(layer["span"])
+    heads = [first if not more else f"{first}, {len(more)} more" for first, *more in alike.values()]
+    columns = " | ".join(["kernels", *(f">{head}" for head in heads)])
+    rows = list(zip(KERNEL_SETS, *alike, strict=True))
     return table("saved for backward by one layer, per token, in bf16 on a GPU", columns, rows)

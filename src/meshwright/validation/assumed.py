@@ -52,11 +52,6 @@ def recompute_unknown(row: Measured) -> bool:
 ASSUMED: tuple[Assumption, ...] = (
     Assumption("recompute", "nothing is recomputed", recompute_unknown),
     Assumption("recompute", "norms and activations done again cost nothing", _says("recompute", "norm, act")),
-    Assumption(
-        "recompute",
-        "every matrix product is kept, where torchtitan keeps every second",
-        lambda row: row.source == "torchtitan" and row.text("recompute").startswith("selective"),
-    ),
     Assumption("recompute", "the layers that are recomputed lie evenly spread", _says("recompute", "n-th block")),
     Assumption("vocab", "GPT-2's 50,257 words", _empty("vocab")),
     Assumption("tied_emb", "the head has a table of its own", _empty("tied_emb")),

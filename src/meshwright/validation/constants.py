@@ -7,7 +7,7 @@ spread are what is known of it without any run: `source` says from where.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.cost.calibration import Calibration, DeviceConstants
+from meshwright.cost.calibration import Calibration
 
 KIN: dict[str, str] = {
     "a100-40gb": "a100",
@@ -17,6 +17,11 @@ KIN: dict[str, str] = {
     "h200": "h100",
     "h800": "h100",
     "h100-500w": "h100",
+    "a100-pcie-40gb": "a100",
+    "a100-pcie-80gb": "a100",
+    "h100-pcie": "h100",
+    "h100-nvl": "h100",
+    "h20": "h100",
     "b200": "b200",
     "gb200": "b200",
     "b300": "b300",
@@ -63,10 +68,10 @@ the 2.7th power of the clock, between voltage times clock and its square (Hong a
 
 _MEASURED_MATMUL: dict[str, tuple[float, float, str]] = {
     "v100": (0.76, 0.90, "95 of 125 TFLOP/s, stas00/ml-engineering"),
-    "a100": (0.84, 0.90, "271 of 312 TFLOP/s at best, stas00/ml-engineering"),
-    "h100": (0.72, 0.82, "794 of 989 TFLOP/s at best, stas00/ml-engineering"),
-    "b200": (0.70, 0.80, "1,745 of 2,250 TFLOP/s at best, stas00/ml-engineering"),
-    "b300": (0.70, 0.80, "1,769 of 2,250 TFLOP/s at best, stas00/ml-engineering"),
+    "a100": (0.86, 0.90, "271 of 312 TFLOP/s at best, stas00/ml-engineering"),
+    "h100": (0.75, 0.82, "794 of 989 TFLOP/s at best, stas00/ml-engineering"),
+    "b200": (0.72, 0.80, "1,745 of 2,250 TFLOP/s at best, stas00/ml-engineering"),
+    "b300": (0.72, 0.80, "1,769 of 2,250 TFLOP/s at best, stas00/ml-engineering"),
     "mi300x": (0.48, 0.55, "668 of 1,300 TFLOP/s at best, stas00/ml-engineering"),
 }
 """Of the peak, what large products reach in training, and at most: between what the best shape was measured at and
@@ -79,8 +84,17 @@ _FLASH: dict[str, tuple[float, float]] = {
     "b300": (0.70, 1.0),
     "mi300x": (0.35, 0.60),
 }
-_INNER = {"v100": 150.0, "a100": 250.0, "h100": 400.0, "b200": 600.0, "b300": 600.0, "mi300x": 600.0}
-"""The faster the products of a tile, the longer its sums must be to hide the first reads."""
+_OWN_FLASH = {"h100": (0.80, 0.25, 0.3, 1.0), "b200": (0.80, 0.25, 0.3, 1.0), "b300": (0.80, 0.25, 0.3, 1.0)}
+"""cuDNN's attention on an H100 comes near FlashAttention-3's 0.6 of the peak for heads of 128 (Shah 2024, figure 5)."""
+_SOFTMAX = {"a100": 32.0, "h100": 64.0, "b200": 128.0, "b300": 64.0}
+"""The peak over four times the rate of exponentials, 16 a clock and multiprocessor: 312 and 2.4, 989 and 3.9 (Shah
+2024, section 2.2), 2,250 and 4.4 TFLOP/s; Blackwell Ultra has twice as many units for them (NVIDIA 2025)."""
+_INNER = {"v100": 80.0, "a100": 100.0, "h100": 220.0, "b200": 350.0, "b300": 350.0, "mi300x": 350.0}
+"""An A100 reaches 0.55 of its best with sums of 128, 0.9 with 1,024 (NVIDIA, Matrix Multiplication Background User's
+Guide, figure 3, read off); the faster the products of a tile, the longer its sums must be to hide the first reads."""
+
+
+_UNALIGNED = "GPT-2 steps take a fifth less with 50,304 words than with 50,257 (Karpathy 2023, nanoGPT): about a half"
 
 
 def constants_for(devices: Iterable[str]) -> tuple[Constant, ...]:
@@ -93,15 +107,18 @@ def constants_for(devices: Iterable[str]) -> tuple[Constant, ...]:
         found += [
             Constant("matmul", chip, guess, 0.10, 0.25, most, source),
             Constant("flash", chip, flash, 0.25, 0.15, most_flash),
-            Constant("memory", chip, 0.80, 0.10, 0.40, 0.95),
-            Constant("inner", chip, _INNER.get(chip, 300.0), 0.4, 10.0, 2000.0),
+            *([Constant("own_flash", chip, *_OWN_FLASH[chip])] if chip in _OWN_FLASH else ()),
+            Constant("softmax", chip, _SOFTMAX.get(chip, 32.0), 0.5, 4.0, 256.0),
+            Constant("memory", chip, 0.75, 0.20, 0.40, 0.95),
+            Constant("inner", chip, _INNER.get(chip, 200.0), 0.3, 10.0, 2000.0),
         ]
     return (
         *found,
-        Constant("batched", None, 0.40, 0.3, 0.10, 0.80),
-        Constant("unaligned", None, 0.25, 0.5, 0.02, 1.0),
+        Constant("batched", None, 0.50, 0.3, 0.10, 0.90),
+        Constant("narrow", None, 0.92, 0.1, 0.5, 1.0, "0.71 of the peak in fp8, 0.80 in bf16, stas00/ml-engineering"),
+        Constant("unaligned", None, 0.40, 0.5, 0.02, 1.0, _UNALIGNED),
         Constant("start", None, 5e-6, 0.5, 1e-6, 30e-6),
-        Constant("launch", None, 25e-6, 0.5, 3e-6, 100e-6),
+        Constant("launch", None, 20e-6, 0.3, 3e-6, 100e-6),
         Constant("hidden", None, 0.5, 0.3, 0.05, 1.0),
         Constant("contention", None, 0.10, 0.5, 0.01, 0.5),
     )
@@ -111,7 +128,9 @@ FLASH_BACKWARD = 0.85
 """Of what flash attention reaches forward (Dao 2023, figures 5 and 6)."""
 
 
-def apply(base: Calibration, constants: Sequence[Constant], values: Sequence[float], devices: Iterable[str]) -> Calibration:
+def apply(
+    base: Calibration, constants: Sequence[Constant], values: Sequence[float], devices: Iterable[str]
+) -> Calibration:
     """The base with these values, for these devices."""
     found = {device: base.device(device) for device in devices}
     whole: dict[str, float] = {}
@@ -119,9 +138,10 @@ def apply(base: Calibration, constants: Sequence[Constant], values: Sequence[flo
         if constant.name in Calibration.model_fields:
             whole[constant.name] = value
             continue
-        for device in found:
+        for device, reached in list(found.items()):
             if constant.touches(device):
-                found[device] = found[device].model_copy(update=_update(constant.name, value, CLOCKED.get(device, 1.0)))
+                changed = _update(constant.name, value, CLOCKED.get(device, 1.0))
+                found[device] = reached.model_copy(update=changed)
     return base.model_copy(update={"devices": {**base.devices, **found}, **whole})
 
 
@@ -129,6 +149,8 @@ def _update(name: str, value: float, clock: float) -> Mapping[str, float]:
     match name:
         case "flash":
             return {"flash": value * clock, "flash_backward": FLASH_BACKWARD * value * clock}
+        case "own_flash":
+            return {"own_flash": value * clock, "own_flash_backward": FLASH_BACKWARD * value * clock}
         case "matmul":
             return {"matmul": value * clock}
     return {name: value}

@@ -3,8 +3,8 @@
     minimise  sum_i w_i rho(log predicted_i - log measured_i)  +  sum_j ((log c_j - log guess_j) / spread_j)^2
 
 by Levenberg and Marquardt's method (Marquardt 1963), with rho that of soft L1: quadratic for small errors, linear for
-large ones (Huber 1964). A source counts with the square root of its rows, so that a large one does not drown the others.
-A family of frameworks has one factor beside the constants, whose guess is 1.
+large ones (Huber 1964). A source counts with the square root of its rows, so that a large one does not drown the
+others. A family of frameworks has one factor beside the constants, whose guess is 1.
 """
 
 import math
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+STEPS = 8
+"""A fit ends after so many."""
 SCALE = 0.1
 """Errors of the logarithm beyond this count less than by their square."""
 
@@ -67,7 +69,7 @@ def fit(
     slopes: Slopes,
     *,
     start: Sequence[float] | None = None,
-    steps: int = 8,
+    steps: int = STEPS,
     told: Callable[[int, float], None] = lambda step, cost: None,
 ) -> Fit:
     """`measured`: logarithms of times, [rows]. Ends after so many steps, or when one gains less than a thousandth."""
@@ -76,27 +78,31 @@ def fit(
     low, high = np.log([each.low for each in parameters]), np.log([each.high for each in parameters])
     at = np.clip(guess if start is None else np.log(np.asarray(start)), low, high)
     predicted = predict(np.exp(at))
-    jacobian, damping = slopes(np.exp(at), predicted), 1e-3
+    jacobian, fresh, damping = slopes(np.exp(at), predicted), True, 1e-3
     cost = _cost(predicted - measured, weight, (at - guess) / spread)
     for step in range(steps):
         errors, pulled = predicted - measured, (at - guess) / spread
         robust = weight / np.sqrt(1 + (errors / SCALE) ** 2) / SCALE**2
         curvature = jacobian.T @ (robust[:, None] * jacobian) + np.diag(1 / spread**2)
         slope = jacobian.T @ (robust * errors) + pulled / spread
-        gained = False
+        before = cost
         for _ in range(6):
             moved = np.clip(at - np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), slope), low, high)
             tried = predict(np.exp(moved))
             found = _cost(tried - measured, weight, (moved - guess) / spread)
             if found < cost:
-                gained, damping = cost - found > 1e-3 * cost, damping / 3
+                damping /= 3
                 at, predicted, cost = moved, tried, found
                 break
             damping *= 4
         told(step, cost)
-        if not gained:
+        gained = before - cost
+        if gained <= 1e-3 * before and fresh:
             break
-        jacobian = slopes(np.exp(at), predicted)
+        # Slopes take as many predictions as there are constants: old ones serve as long as they lead downwards.
+        fresh = gained <= 0.01 * before
+        if fresh:
+            jacobian = slopes(np.exp(at), predicted)
     bound = tuple(
         each.label for each, value, lo, hi in zip(parameters, at, low, high, strict=True) if value <= lo or value >= hi
     )

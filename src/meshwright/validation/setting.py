@@ -31,7 +31,7 @@ _STATES: tuple[tuple[str, State], ...] = (
 _SHARDS = (r"over (\d+) ranks", r"shard group (\d+)")
 _RECOMPUTES: tuple[tuple[str, Recompute], ...] = (
     (r"^$|^none|norm, act", "none"),
-    (r"SAC", Save(save=("matmul", "attention", "collective"))),
+    (r"SAC", Save(save=("half-matmul", "attention", "collective"))),
     (r"^full|n-th block", "full"),
     (r"^selective", "selective"),
 )

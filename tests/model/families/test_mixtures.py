@@ -108,6 +108,16 @@ def test_routers_are_told_apart(name: str, scores: str, wide: bool) -> None:
     assert (router.function, router.wide) == (scores, wide)
 
 
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [("deepseek-v3", (8, 4)), ("deepseek-v2", (8, 3)), ("deepseek-v2-lite", (1, 1)), ("mixtral-8x7b", (1, 1))],
+)
+def test_experts_say_how_many_of_their_groups_a_position_uses(name: str, groups: tuple[int, int]) -> None:
+    """`topk_group` of `n_group`; V2-Lite chooses among all (arXiv 2405.04434, section 2.2.2, appendix B)."""
+    experts = next(op for op in from_catalog(name).stacks[-2].operators if isinstance(op, Experts))
+    assert (experts.groups, experts.used_groups) == groups
+
+
 @pytest.mark.parametrize("name", ["mixtral", "deepseek-v3", "gpt-oss"])
 def test_numbers_route_as_many_positions_as_fake_tensors(name: str) -> None:
     """On real numbers each expert computes its own positions, however many; their sum is the same."""

@@ -1,0 +1,170 @@
+"""The outer choices of a search: every product of degrees that fills the devices, with micro-batches and schedules."""
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from meshwright.errors import PlanError
+from meshwright.model.operators import Attention
+from meshwright.plan.degrees import Degrees
+from meshwright.plan.rules import check_plan
+from meshwright.plan.rules_schedule import rounds_fit
+from meshwright.plan.rules_sizes import heads_divide
+from meshwright.plan.spec import Schedule
+from meshwright.plan.stage_cut import numbered_layers
+from meshwright.search.bench import one_stage
+from meshwright.search.choice import Choice, inputs_of, plain_plan
+from meshwright.search.problem import Problem
+
+MOST_TP = 64
+MOST_VIRTUAL = 8
+SHORTEST = 256
+"""Positions that a rank keeps of a sample at least, where a ring or all-to-all cuts it."""
+_WORTH_A_TURN = 0.04
+"""Interleaving is tried where 1f1b waits for more than this share of a step."""
+MOST_POSITIONS = 2**15
+"""Of a micro-batch on one rank, where a sample is shorter: longer products are no faster, and fill memory."""
+_V_SHAPED = ("zbv", "dualpipev")
+
+
+class Shape(NamedTuple):
+    """An outer choice in numbers, without the number of stages of a group."""
+
+    tp: int
+    ulysses: int
+    cp: int
+    dp: int
+    pp: int
+    ep: int
+    etp: int
+    samples: int
+    """Of a micro-batch, for each dp rank."""
+    micro_batches: int
+
+    @property
+    def inner(self) -> "Shape":
+        """What the computing of a layer depends on: one replica, but for experts, which spread over all of a stage."""
+        if self.ep > 1 or self.etp != self.tp:
+            return self._replace(pp=1)
+        return self._replace(pp=1, dp=1, micro_batches=self.micro_batches * self.dp)
+
+
+def shapes(problem: Problem, devices: int) -> Iterator[Shape]:
+    """Every shape over so many devices that the wishes allow, but for those that another beats whatever the machine:
+    where samples of a micro-batch are several on a rank, and a ring or all-to-all cuts each of them, whole samples on
+    each rank are the same work without the exchanges.
+    """
+    wishes, batch = problem.wishes, problem.recipe.global_batch
+    fits, longest = cache(lambda ways: _heads_fit(problem, ways)), _longest(problem)
+    for pp in _degrees(devices, wishes.fixed("pp"), most=_most_stages(problem)):
+        stage = devices // pp
+        for tp in _degrees(stage, wishes.fixed("tp"), most=MOST_TP):
+            for ulysses in _degrees(stage // tp, wishes.fixed("ulysses")):
+                for cp in _degrees(stage // tp // ulysses, wishes.fixed("cp")) if fits(tp * ulysses) else ():
+                    dp = stage // (tp * ulysses * cp)
+                    if cp * ulysses > 1 and cp * ulysses * SHORTEST > longest:
+                        continue
+                    if batch % dp or wishes.fixed("dp") not in (None, dp):
+                        continue
+                    counts = _samples(problem, dp, cp * ulysses)
+                    for ep, etp in _experts(problem, tp, stage):
+                        for samples in counts:
+                            yield Shape(tp, ulysses, cp, dp, pp, ep, etp, samples, batch // dp // samples)
+
+
+def _degrees(devices: int, fixed: int | None, most: float = math.inf) -> list[int]:
+    if fixed is not None:
+        return [fixed] if devices % fixed == 0 else []
+    return [size for size in divisors(devices) if size <= most]
+
+
+@cache
+def divisors(number: int) -> list[int]:
+    """In order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return low + [number // size for size in reversed(low) if size * size != number]
+
+
+def _most_stages(problem: Problem) -> int:
+    try:
+        return len(numbered_layers(problem.model))
+    except PlanError:
+        return 1
+
+
+def _heads_fit(problem: Problem, ways: int) -> bool:
+    cores = {op for stack in problem.model.stacks for op in stack.operators if isinstance(op, Attention)}
+    return all(heads_divide(core, ways) for core in cores)
+
+
+def _experts(problem: Problem, tp: int, stage: int) -> Iterator[tuple[int, int]]:
+    counts = {part.experts.count for stack in problem.model.stacks for part in stack.parts if part.experts}
+    wishes = problem.wishes
+    if not counts:
+        if (wishes.fixed("ep") or 1) == 1 and wishes.etp in (None, tp):
+            yield 1, tp
+        return
+    for etp in dict.fromkeys((tp, 1)) if wishes.etp is None else (wishes.etp,):
+        if tp % etp == 0 and stage % etp == 0:
+            for ep in _degrees(stage // etp, wishes.fixed("ep")):
+                if math.gcd(*counts) % ep == 0:
+                    yield ep, etp
+
+
+def _samples(problem: Problem, dp: int, cuts: int) -> list[int]:
+    """Of a micro-batch on each dp rank, whose samples are cut so many ways."""
+    wishes, per_rank = problem.wishes, problem.recipe.global_batch // dp
+    asked = wishes.micro_batches or problem.recipe.micro_batches
+    if asked is not None:
+        return [per_rank // asked] if per_rank % asked == 0 else []
+    if wishes.micro_batch is not None:
+        return _degrees(per_rank, wishes.micro_batch)
+    free = all(wishes.fixed(name) is None for name in ("dp", "cp", "ulysses"))
+    found = _degrees(per_rank, None, most=max(1, MOST_POSITIONS // _longest(problem)))
+    return [count for count in found if math.gcd(count, cuts) == 1] if free else found
+
+
+def _longest(problem: Problem) -> int:
+    """Positions of the longest stream."""
+    return max((problem.recipe.length(name, known.length) or 1) for name, known in problem.model.streams.items())
+
+
+def schedules(problem: Problem, shape: Shape) -> Iterator[tuple[Schedule, int]]:
+    """The schedules of a shape, with the stages of each group; interleaved where that saves a share worth having."""
+    wishes, layers, pp = problem.wishes, _most_stages(problem), shape.pp
+    asked: tuple[Schedule, ...] = (wishes.schedule,) if wishes.schedule else ("1f1b", "interleaved")
+    for schedule in asked:
+        if schedule == "interleaved":
+            waits = pp > 1 and (wishes.schedule is not None or pp - 1 > _WORTH_A_TURN * shape.micro_batches)
+            if waits and rounds_fit(shape.micro_batches, pp):
+                most = min(MOST_VIRTUAL, layers // pp)
+                yield from ((schedule, v) for v in range(2, most + 1) if wishes.virtual in (None, v))
+        elif schedule in _V_SHAPED:
+            if pp > 1 and 2 * pp <= layers and (schedule == "zbv" or shape.micro_batches >= 2 * pp):
+                yield schedule, 2
+        elif wishes.virtual in (None, 1):
+            yield schedule, 1
+
+
+def realise(shape: Shape, schedule: Schedule = "1f1b", virtual: int = 1) -> Choice | None:
+    """The choice of a shape; none where no mesh serves both layers and experts."""
+    degrees = Degrees(
+        tp=shape.tp, ulysses=shape.ulysses, cp=shape.cp, pp=shape.pp, ep=shape.ep, etp=shape.etp, dp=shape.dp,
+        rank_order="megatron",
+    )  # fmt: skip
+    try:
+        pieces = degrees.mesh()
+    except ValueError:
+        return None
+    return Choice(degrees, pieces, shape.micro_batches, schedule, virtual)
+
+
+def means_something(problem: Problem, choice: Choice) -> bool:
+    """Whether the rules find a meaning in a choice, by a plan of it without a pipeline."""
+    plan = plain_plan(problem, one_stage(choice))
+    return not any(each.severity == "error" for each in check_plan(inputs_of(problem, plan)))

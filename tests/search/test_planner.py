@@ -1,0 +1,196 @@
+"""The search against brute force: every plan of small spaces, written out and estimated one by one."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import meshwright as mw
+from meshwright.cost.estimate import estimate_placement
+from meshwright.cost.placement import Placement
+from meshwright.errors import PlanError
+from meshwright.model.spec import ModelSpec
+from meshwright.plan.rules import Inputs, check_plan
+from meshwright.plan.spec import Plan
+from meshwright.recipe.spec import Recipe
+from meshwright.search.explain import alternatives
+from meshwright.search.planner import Answer, Search, fits_within
+from meshwright.search.problem import Problem, Wishes
+from meshwright.search.space import divisors
+from tests.cost.build import llama
+
+SIZES = {"hidden_size": 1024, "intermediate_size": 2816, "vocab_size": 8192}
+
+
+def plans(model: ModelSpec, cluster: str, recipe: Recipe, wishes: Wishes) -> Iterator[Plan]:
+    """Every uniform split with every cut under 1f1b, state, number of micro-batches, and recompute by counts."""
+    world, layers = mw.cluster(cluster).size, [layer for layer in model.layers if layer.index is not None]
+    for pp in divisors(world):
+        for tp in (size for size in divisors(world // pp) if wishes.tp in (None, size)):
+            dp = world // pp // tp
+            for count in divisors(recipe.global_batch // dp) if recipe.global_batch % dp == 0 else []:
+                for zero in (0, 1, 2, 3) if dp > 1 else (0,):
+                    for inner in combinations(range(1, len(layers)), pp - 1):
+                        sizes = [b - a for a, b in zip((0, *inner), (*inner, len(layers)), strict=True)]
+                        with suppress(PlanError):  # no head for each of three ranks
+                            plain = mw.uniform_plan(
+                                model, cluster, recipe, tp=tp, pp=pp, zero=zero, micro_batches=count, sp=tp > 1,
+                                layers_per_stage=sizes,
+                            )  # fmt: skip
+                            yield from recomputed(plain, sizes, wishes.recomputes)
+
+
+def recomputed(plan: Plan, sizes: list[int], names: tuple[str, ...]) -> Iterator[Plan]:
+    """The plan with so many of the numbered layers of each stage under each recompute."""
+    for counts in product(*(deals(size, len(names)) for size in sizes)):
+        stages, start = [], 0
+        for stage, size, deal in zip(plan.stages, sizes, counts, strict=True):
+            first, rows = start, []
+            for row in stage.layers:
+                if not row.span.startswith("decoder"):
+                    rows.append(row)
+                    continue
+                place = first
+                for name, count in zip(names, deal, strict=True):
+                    if count:
+                        span = f"decoder.{place}" if count == 1 else f"decoder.{place}-{place + count - 1}"
+                        rows.append(row.model_copy(update={"span": span, "recompute": name}))
+                    place += count
+            start += size
+            stages.append(stage.model_copy(update={"layers": tuple(rows)}))
+        yield plan.model_copy(update={"stages": tuple(stages)})
+
+
+def deals(total: int, parts: int) -> list[tuple[int, ...]]:
+    return [taken for taken in product(range(total + 1), repeat=parts) if sum(taken) == total]
+
+
+def brute(problem: Problem, cluster: str) -> float | None:
+    """The least step time of all plans that fit."""
+    best = None
+    for plan in plans(problem.model, cluster, problem.recipe, problem.wishes):
+        inputs = Inputs(plan, problem.model, problem.cluster, problem.recipe)
+        if any(each.severity == "error" for each in check_plan(inputs)):
+            continue
+        found = estimate_placement(Placement(inputs))
+        if fits_within(found, problem.wishes.memory_limit):
+            best = found.step_time_s if best is None else min(best, found.step_time_s)
+    return best
+
+
+def searched(problem: Problem) -> Answer | None:
+    try:
+        return Search(problem).run()
+    except PlanError:
+        return None
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    layers=st.integers(2, 3),
+    cluster=st.sampled_from(["2xh100", "4xa100-40gb", "3xh100", "2x2xh100"]),
+    batch=st.sampled_from([6, 12]),
+    limit=st.sampled_from([None, 4.5e9, 5.5e9, 7e9]),
+    recompute=st.sampled_from([(), ("selective",)]),
+)
+def test_small_spaces_have_the_best_of_all_plans(
+    layers: int, cluster: str, batch: int, limit: float | None, recompute: tuple[str, ...]
+) -> None:
+    model = llama(num_hidden_layers=layers, **SIZES)
+    recipe = mw.recipe(global_batch=batch, sequence=2048)
+    forbid = ("cp", "ulysses", *recompute)
+    wishes = Wishes(gap=0.0, forbid=forbid, memory_limit=limit, schedule="1f1b")
+    problem = Problem(model, mw.cluster(cluster), recipe, wishes)
+    best, answer = brute(problem, cluster), searched(problem)
+    assert (best is None) == (answer is None)
+    if best is not None and answer is not None:
+        assert answer.estimate.step_time_s == pytest.approx(best, rel=1e-9)
+        assert answer.bound <= best * (1 + 1e-9)
+        loose = Search(problem._replace(wishes=Wishes(forbid=forbid, memory_limit=limit, schedule="1f1b"))).run()
+        assert loose.bound <= best * (1 + 1e-9)
+        assert loose.estimate.step_time_s <= best * 1.02
+
+
+GIVEN = ("llama-3.1-8b", "8xh100")
+
+
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    return mw.plan(*GIVEN, mw.recipe(global_batch=64, sequence=8192))
+
+
+def test_the_answer_is_a_sound_plan_that_fits_and_its_estimate_is_that_of_estimate(answer: Answer) -> None:
+    again = mw.estimate(answer.plan)
+    assert again.fits
+    assert again.step_time_s == answer.estimate.step_time_s
+    assert answer.plan.world_size == 8
+    assert 0 <= answer.gap <= 0.03
+
+
+def test_no_plan_of_another_kind_is_faster(answer: Answer) -> None:
+    others = alternatives(answer)
+    assert others
+    assert all(each.slower >= 0 and each.why for each in others if each.candidate.fits)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "holds"),
+    [
+        ({"tp": 2}, lambda plan: "tp" in plan.groups["a"].mesh and plan.groups["a"].mesh["tp"] == 2),
+        ({"pp": 4, "schedule": "1f1b"}, lambda plan: len(plan.groups) == 4),
+        ({"zero": 1}, lambda plan: plan.stages[0].layers[0].state == "zero1"),
+        ({"micro_batches": 8}, lambda plan: plan.micro_batches == 8),
+        ({"forbid": ("cp", "ulysses")}, lambda plan: set(plan.groups["a"].mesh) <= {"tp", "dp"}),
+        ({"recompute": "full"}, lambda plan: all(row.recompute == "full" for row in plan.stages[0].layers[1:-1])),
+    ],
+)
+def test_wishes_hold(wishes: dict[str, Any], holds: Callable[[Plan], bool]) -> None:
+    found = mw.plan(*GIVEN, mw.recipe(global_batch=64, sequence=8192), **wishes)
+    assert holds(found.plan)
+    assert found.estimate.fits
+
+
+def test_a_memory_limit_holds_and_costs() -> None:
+    recipe = mw.recipe(global_batch=64, sequence=8192)
+    tight = mw.plan(*GIVEN, recipe, memory_limit=40e9, schedule="1f1b")
+    free = mw.plan(*GIVEN, recipe, schedule="1f1b")
+    assert all(each.asked.chance_above(40e9) <= 0.1 for each in tight.estimate.memory)
+    assert tight.estimate.step_time_s >= free.bound
+
+
+@pytest.mark.parametrize(
+    ("wishes", "said"),
+    [
+        ({"forbid": ("zero4",)}, "'zero4' cannot be forbidden; did you mean"),
+        ({"tp": 2, "forbid": ("tp",)}, "tp is fixed to 2 and forbidden"),
+        ({"zero": 3, "forbid": ("zero3",)}, "zero is fixed to 3, and zero3 is forbidden"),
+        ({"scope": "megatron"}, "--for megatron: its rules come with its exporter"),
+        ({"micro_batch": 1, "micro_batches": 4}, "say the same thing in two ways"),
+        ({"tp": 3}, "no degrees fill the 8 devices of '8xh100'"),
+        ({"memory_limit": 5e9}, "no plan fits"),
+        ({"tps": 3}, "'tps' is no wish; did you mean"),
+        ({"pp": 0}, "pp counts from 1 on"),
+    ],
+)
+def test_what_cannot_be_is_said(wishes: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(said)):
+        mw.plan(*GIVEN, mw.recipe(global_batch=64, sequence=8192), **wishes)
+
+
+def test_a_time_limit_answers_with_the_best_so_far_and_its_gap() -> None:
+    given = "llama-3.1-70b", "8x8xh100", mw.recipe(global_batch=512, sequence=8192)
+    found = mw.plan(*given, time_limit=2.0)
+    assert found.stopped == "the time limit of 2 s"
+    assert found.estimate.fits
+    assert found.bound <= found.estimate.step_time_s
+
+
+def test_sizes_need_not_be_powers_of_two() -> None:
+    found = mw.plan("qwen2.5-7b", "3x8xa100-80gb", mw.recipe(global_batch=96, sequence=4096), schedule="1f1b")
+    assert found.plan.world_size == 24
+    assert found.estimate.fits
