@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from meshwright.cost.calibration import Calibration
     from meshwright.cost.estimate import Estimate
     from meshwright.runtime.parallel_model import ParallelModel
-    from meshwright.search.planner import Answer
+    from meshwright.search.answer import Answer
 
 __all__ = ["check", "cluster", "estimate", "model", "parallelize", "plan", "recipe", "uniform_plan"]
 

@@ -260,7 +260,7 @@ def plan(
     gap: Annotated[float, typer.Option("--gap", metavar="SHARE", help=_GAP)] = 0.01,
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="SECONDS", help="Answer with the best by then.")
-    ] = 60,
+    ] = 10,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="PATH", help="Write the plan here.")] = None,
     calibration: Annotated[str | None, typer.Option("--calibration", metavar="PATH|ideal", help=_CALIBRATION)] = None,
     as_json: Json = False,

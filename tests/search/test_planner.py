@@ -18,8 +18,9 @@ from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.spec import Plan
 from meshwright.recipe.spec import Recipe
+from meshwright.search.answer import Answer, fits_within
 from meshwright.search.explain import alternatives
-from meshwright.search.planner import Answer, Search, fits_within
+from meshwright.search.planner import Search
 from meshwright.search.problem import Problem, Wishes
 from meshwright.search.space import divisors
 from tests.cost.build import llama
@@ -173,6 +174,7 @@ def test_a_memory_limit_holds_and_costs() -> None:
         ({"micro_batch": 1, "micro_batches": 4}, "say the same thing in two ways"),
         ({"tp": 3}, "no degrees fill the 8 devices of '8xh100'"),
         ({"memory_limit": 5e9}, "no plan fits"),
+        ({"scope": "runtime"}, "the runtime does not run 'compute: bf16' yet"),
         ({"tps": 3}, "'tps' is no wish; did you mean"),
         ({"pp": 0}, "pp counts from 1 on"),
     ],
@@ -194,3 +196,11 @@ def test_sizes_need_not_be_powers_of_two() -> None:
     found = mw.plan("qwen2.5-7b", "3x8xa100-80gb", mw.recipe(global_batch=96, sequence=4096), schedule="1f1b")
     assert found.plan.world_size == 24
     assert found.estimate.fits
+
+
+def test_what_the_runtime_is_asked_for_is_what_it_can_run() -> None:
+    precision = {"compute": "fp32", "reduce": "fp32", "master": None}
+    recipe = mw.recipe(global_batch=64, sequence=1024, precision=precision)
+    found = mw.plan(llama(num_hidden_layers=8, **SIZES), "4xh100", recipe, scope="runtime")
+    inputs = Inputs(found.plan, llama(num_hidden_layers=8, **SIZES), mw.cluster("4xh100"), recipe)
+    assert [each for each in check_plan(inputs, "runtime") if each.severity == "error"] == []

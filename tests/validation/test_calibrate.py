@@ -75,6 +75,6 @@ def test_packages_of_one_chip_share_its_constants() -> None:
     devices = ["h100", "h100-500w", "a100-80gb"]
     constants = constants_for(devices)
     fitted = apply(public_calibration(), constants, [each.guess for each in constants], devices).devices
-    assert fitted["h100-500w"].matmul == pytest.approx(fitted["h100"].matmul * CLOCKED["h100-500w"])
+    assert fitted["h100-500w"].matmul == pytest.approx(fitted["h100"].matmul * CLOCKED["h100-500w"], abs=1e-4)
     assert fitted["h100-500w"].memory == fitted["h100"].memory
     assert fitted["a100-80gb"].own_flash is None

@@ -7,7 +7,9 @@ import pytest
 
 from meshwright.cost.calibration import IDEAL
 from meshwright.errors import DocumentError
-from meshwright.validation.regimes import anchored, anchors, first_by_hash, fold_tasks, read_folds
+from meshwright.validation.frameworks import framework_of
+from meshwright.validation.regimes import FOLD_OF, anchored, anchors, first_by_hash, fold_tasks, read_folds
+from meshwright.validation.rows import read_rows
 from tests.validation.build import measured, scored, skipped
 
 
@@ -69,3 +71,17 @@ def test_each_row_gets_the_calibration_that_its_source_was_left_out_of(tmp_path:
     assert folds["here"].fingerprint == IDEAL.fingerprint
     with pytest.raises(DocumentError, match="there is no calibration without there"):
         read_folds(["here", "there"], tmp_path)
+
+
+def test_no_fold_has_seen_the_lab_or_the_framework_family_that_it_is_for() -> None:
+    kinds: dict[str, set[tuple[str, str]]] = {}
+    for row in read_rows():
+        framework = framework_of(row)
+        kinds.setdefault(row.source, set()).add((framework.lab, framework.family))
+    assert set(FOLD_OF) == set(kinds)
+    for source, fold in read_folds(kinds).items():
+        seen = fold.source.partition(" step times of ")[2].split(", ")
+        assert len(seen) > 3
+        labs, families = ({kind[at] for kind in kinds[source]} for at in (0, 1))
+        for name in seen:
+            assert not any(lab in labs or family in families for lab, family in kinds[name]), (source, name)

@@ -203,6 +203,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "dtypes": "bf16 bf16",
         "parameters": 7.3,
         **QUIET,
+        "kernels": "nanotron",
     },
     # 32 layers on 5 stages: what is left over goes to the last.
     "internevo.csv:37": {
@@ -218,6 +219,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "dtypes": "bf16 bf16",
         "parameters": 7.3,
         **QUIET,
+        "kernels": "nanotron",
     },
     "korthikanti2022.csv:4": {
         "cluster": "8 nvlink3, 8 ib-hdr200 x8",

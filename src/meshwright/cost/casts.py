@@ -12,7 +12,7 @@ def casts(share: Share, kernels: KernelSet, element: float, narrow: float) -> tu
     value, read again and written narrow, and once more transposed where the weight learns, since products of narrow
     numbers take rows of both operands; so are weights, in every forward. With scales of the step before, or of small
     blocks, the kernel that makes an input writes it narrow in place of wide, so that the transposed copy alone is more
-    (NVIDIA, Transformer Engine, "FP8 primer", 2023). In backward the gradient of a matrix's output is cast, with either.
+    (NVIDIA, Transformer Engine, "FP8 primer", 2023). In backward the gradient of a matrix's output is cast, in both.
 
     16 positions of 8 numbers that become 4, in bf16 and fp8: 1 x 16 x 8 and (2 + 1 + 1) x 16 x 4.
 

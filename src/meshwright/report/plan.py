@@ -8,9 +8,9 @@ from typing import Any
 from meshwright.plan.rules import check_plan
 from meshwright.report.blocks import Block, Facts, Lines, table
 from meshwright.report.estimate import estimate_blocks
+from meshwright.search.answer import Answer, Progress
 from meshwright.search.choice import degrees_of, inputs_of
 from meshwright.search.explain import Alternative, alternatives
-from meshwright.search.planner import Answer, Progress
 from meshwright.search.problem import Problem
 from meshwright.units import show_bytes, show_seconds
 
@@ -22,7 +22,7 @@ def plan_data(answer: Answer) -> dict[str, Any]:
     """The answer as plain data."""
     found = answer.estimate
     return {
-        "plan": answer.plan.as_data(),
+        "plan": {"meshwright_plan": 1} | answer.plan.as_data(),
         "estimate": {
             "step_time_s": found.step_time_s,
             "tokens_per_s": found.tokens_per_s,

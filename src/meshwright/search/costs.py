@@ -73,6 +73,19 @@ class StageCosts:
             self._seconds[kind, place] = found
         return self._seconds[kind, place]
 
+    def least(self) -> tuple[float, float]:
+        """Seconds of all layers for a micro-batch both ways, and of that forward, whatever the memory: computing, and
+        what it loses while the links are busy.
+        """
+        contention = self.bench.placement.calibration.contention
+        lost, both, ahead = contention / (1 + contention), 0.0, 0.0
+        for kind in self.kinds:
+            found = self.seconds(kind)
+            forward = found.forward.compute + lost * found.forward.gather
+            backward = found.backward.compute + lost * (found.backward.gather + found.backward.reduce)
+            both, ahead = both + forward + backward, ahead + forward
+        return both, ahead
+
     def counts(self, first: int, after: int) -> Counts:
         """Kinds of a range of layers, with how many there are."""
         found = (self._before[after] - self._before[first]).tolist()

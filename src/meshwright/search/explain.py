@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from meshwright.cost.estimate import Estimate
 from meshwright.cost.verdict import MemoryVerdict
-from meshwright.search.planner import Answer, Candidate
+from meshwright.search.answer import Answer, Candidate
 from meshwright.units import show_bytes, show_seconds
 
 REASONS: dict[str, tuple[str, ...]] = {

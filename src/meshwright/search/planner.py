@@ -14,81 +14,22 @@ from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.cost.calibration import Calibration, public_calibration
-from meshwright.cost.estimate import Estimate, estimate_placement
-from meshwright.cost.memory import ACCEPTED, Filled
-from meshwright.cost.placement import Placement
 from meshwright.cost.verdict import MemoryVerdict
 from meshwright.errors import PlanError
-from meshwright.plan.rules import Scope, check_plan
-from meshwright.plan.spec import Plan
 from meshwright.plan.stage_cut import even_counts, numbered_layers
+from meshwright.search.answer import Answer, Candidate, Progress, family_of, in_order, simulated
 from meshwright.search.bench import Bench
 from meshwright.search.bounds import Floor, one_f_one_b_bound, whole_work
-from meshwright.search.choice import Choice, Option, degrees_of, inputs_of, make_plan
+from meshwright.search.choice import Choice, Option, degrees_of
 from meshwright.search.costs import StageCosts
 from meshwright.search.problem import Problem
 from meshwright.search.room import Room
 from meshwright.search.solve import Solution, Solver
-from meshwright.search.space import Shape, means_something, realise, schedules, shapes
+from meshwright.search.space import Shape, means_something, problems, realise, schedules, seeds, shapes
 from meshwright.units import show_bytes
 
 _MUCH_LESS = 0.98
 """Of the best step so far: what may be less than that is simulated at once, since a better best saves work."""
-_SCOPES: dict[str, Scope] = {"any": "meaning", "runtime": "runtime"}
-
-
-class Candidate(NamedTuple):
-    """A plan that was simulated."""
-
-    plan: Plan
-    choice: Choice
-    bound: float
-    """Seconds that its choice takes at least."""
-    estimate: Estimate
-    fits: bool
-
-
-@dataclass
-class Answer:
-    """The best plan that was found, and how far it can be from the best."""
-
-    best: Candidate
-    bound: float
-    """No plan of the space takes less."""
-    families: dict[str, Candidate]
-    """The best that was simulated of each kind of plan."""
-    search_s: float
-    considered: int
-    simulated: int
-    devices: int
-    """That work."""
-    stopped: str = ""
-    """Why the search ended before its proof; empty where it did not."""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def plan(self) -> Plan:
-        """The best plan."""
-        return self.best.plan
-
-    @property
-    def estimate(self) -> Estimate:
-        """Of the best plan."""
-        return self.best.estimate
-
-    @property
-    def gap(self) -> float:
-        """What the best plan takes more than the bound, as a share of it."""
-        return max(0.0, self.best.estimate.step_time_s / self.bound - 1)
-
-
-class Progress(NamedTuple):
-    """How far a search is."""
-
-    seconds: float
-    best: float | None
-    bound: float
-    simulated: int
 
 
 class _Item(NamedTuple):
@@ -117,9 +58,14 @@ class Search:
     """The least bound of what was simulated."""
     dropped: float = float("inf")
     """The least bound of what was left out as no better than the best of its time."""
+    _underway: float = float("inf")
+    """The bound of what is being costed, for when that is broken off."""
     _heap: list[_Item] = field(default_factory=list)
     _works: dict[Shape, Floor] = field(default_factory=dict)
     _benches: dict[Shape, "_Costs"] = field(default_factory=dict)
+    _solved_choices: set[tuple[Shape, str, int]] = field(default_factory=set)
+    _promising: dict[str, _Item] = field(default_factory=dict)
+    """The choice with the least bound of each kind of plan."""
     _sound: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
     def run(self) -> Answer:
@@ -128,17 +74,24 @@ class Search:
         self._ties = itertools.count()
         try:
             self._start()
+            self._dive()
             while self._heap and not self._proven:
                 if time.perf_counter() - self.began > self.problem.wishes.time_limit:
                     stopped = f"the time limit of {self.problem.wishes.time_limit:g} s"
                     break
-                self._step(heapq.heappop(self._heap))
-                self.progress(Progress(time.perf_counter() - self.began, self._least, self._open, self.simulated))
+                item = heapq.heappop(self._heap)
+                self._underway = item.bound
+                self._step(item)
+                self._underway = float("inf")
+                self._report()
         except KeyboardInterrupt:
             if self.best is None:
                 raise
-            stopped = "Ctrl-C"
+            stopped, self.dropped = "Ctrl-C", min(self.dropped, self._underway)
         return self._answer(stopped)
+
+    def _report(self) -> None:
+        self.progress(Progress(time.perf_counter() - self.began, self._least, self._open, self.simulated))
 
     @cached_property
     def _reached(self) -> Calibration:
@@ -202,26 +155,65 @@ class Search:
 
     def _weigh(self, item: _Item) -> None:
         """By the computing of its layers."""
+        for found in self._choices(item):
+            self._push(found)
+
+    def _choices(self, item: _Item) -> Iterator[_Item]:
+        """A shape under each of its schedules."""
         shape = item.shape
-        first = realise(shape)
+        first = realise(self.problem, shape)
         if first is None or not self._is_sound(shape, first):
             return
-        inner = shape.inner
-        if inner not in self._works:
-            one = realise(inner)
-            assert one is not None, "it has the mesh of the shape"
-            self._works[inner] = self._floor.on(Bench(self.problem, one, self._reached), one.degrees.stage)
-        floor = self._works[inner]
+        floor = self._floor_of(shape.inner)
         work = floor.total
         for schedule, virtual in schedules(self.problem, shape):
-            choice = realise(shape, schedule, virtual)
+            choice = realise(self.problem, shape, schedule, virtual)
             if schedule == "1f1b":
                 bound = one_f_one_b_bound(work.both, work.forward, shape.pp, shape.micro_batches)
             else:
                 bound = shape.micro_batches * work.both / shape.pp
                 if schedule == "interleaved":
                     bound = max(bound, self._interleaved(floor, shape, virtual))
-            self._push(_Item(max(bound, item.bound), next(self._ties), shape, choice))
+            found = _Item(max(bound, item.bound), next(self._ties), shape, choice)
+            if choice is not None:
+                family = family_of(choice)
+                self._promising[family] = min(self._promising.get(family, found), found)
+            yield found
+
+    def _compare(self) -> None:
+        """Simulates a plan of each simple kind that lost by its bound alone, so that it can be said why."""
+        missing = [family for family in self._promising if family not in self.families and family.count("+") < 2]
+        missing.sort(key=lambda family: (family.count("+"), self._promising[family].bound))
+        for item in (self._promising[family] for family in missing[:_COMPARED]):
+            assert item.choice is not None, "it was realised"
+            for costs in reversed(self._costs_of(item.shape, item.choice).states):
+                solution = Solver(costs, item.choice).solve(float("inf"))
+                if solution is not None:
+                    self._weigh_in(item.choice, solution)
+                    break
+            else:
+                self._weigh_in(item.choice, self._least_memory(item.shape, item.choice))
+
+    def _least_memory(self, shape: Shape, choice: Choice) -> Solution:
+        """All layers computed again, under the state that keeps least."""
+        costs = self._costs_of(shape, choice).states[-1]
+        names = (costs.bench.recomputes(layer)[0] for layer in self.problem.model.layers)
+        return Solution(0.0, Solver(costs, choice).even, tuple(Option(costs.state, name) for name in names))
+
+    def _floor_of(self, inner: Shape) -> Floor:
+        if inner not in self._works:
+            one = realise(self.problem, inner)
+            assert one is not None, "it has the mesh of its shape"
+            self._works[inner] = self._floor.on(Bench(self.problem, one, self._reached), one.degrees.stage)
+        return self._works[inner]
+
+    def _dive(self) -> None:
+        """A few plain shapes down to the end, so that there is a good plan to beat before the rest is looked at."""
+        for shape in seeds(self.problem, [item.shape for item in self._heap]):
+            found = [item for item in self._choices(_Item(0.0, next(self._ties), shape)) if item.bound < self._below]
+            for item in found[:1] + found[-1:]:
+                self._solve(item)
+                self._report()
 
     def _interleaved(self, floor: Floor, shape: Shape, virtual: int) -> float:
         """Stages are cut evenly. A group starts when the first stages of those before it have passed a micro-batch on,
@@ -242,19 +234,36 @@ class Search:
         return self._sound[key]
 
     def _solve(self, item: _Item) -> None:
-        """By its best cut under each state, if the best cut is short enough were states free."""
+        """By its best cut under each state, if the best cut is short enough were states free; once."""
         assert item.choice is not None, "it was realised"
+        key = item.shape, item.choice.schedule, item.choice.virtual
+        if key in self._solved_choices:
+            return
+        self._solved_choices.add(key)
         costs = self._costs_of(item.shape, item.choice)
-        if len(costs.states) > 1 and not self._solved(item, costs.free, costs.free):
+        below = self._below
+        if len(costs.states) > 1 and not Solver(costs.free, item.choice).possible(below):
+            self.dropped = min(self.dropped, below)
             return
         for each in costs.states:
-            found = self._solved(item, each, costs.free)
+            found = self._solved(item, each, costs.free) if self._worth(item.choice, each) else None
             if found is None:
                 continue
             if self._least is None or found.bound < _MUCH_LESS * self._least:
                 self._simulate(found)
             else:
                 self._push(found)
+
+    def _worth(self, choice: Choice, costs: StageCosts) -> bool:
+        """Whether a state may win by its time alone."""
+        both, forward = costs.least()
+        bound = choice.micro_batches * both / choice.degrees.pp
+        if choice.schedule == "1f1b":
+            bound = one_f_one_b_bound(both, forward, choice.degrees.pp, choice.micro_batches)
+        if bound < self._below:
+            return True
+        self.dropped = min(self.dropped, bound)
+        return False
 
     def _costs_of(self, shape: Shape, choice: Choice) -> "_Costs":
         if shape not in self._benches:
@@ -300,15 +309,17 @@ class Search:
         self.simulated += 1
         family = family_of(choice)
         known = self.families.get(family)
-        if known is None or _order(found) < _order(known):
+        if known is None or in_order(found) < in_order(known):
             self.families[family] = found
-        if found.fits and (self.best is None or _order(found) < _order(self.best)):
+        if found.fits and (self.best is None or in_order(found) < in_order(self.best)):
             self.best = found
 
     def _answer(self, stopped: str) -> Answer:
         if self.best is None:
             raise PlanError(self._refusal())
         bound = min(self.closed, self._open, self.best.estimate.step_time_s)
+        if stopped != "Ctrl-C":
+            self._compare()
         return Answer(
             best=self.best,
             bound=bound,
@@ -331,7 +342,7 @@ class Search:
             )
         least = self._smallest()
         if least is None:
-            return f"no plan means something under these wishes, of {self.considered:,} choices; free a degree"
+            return self._ruled_out()
         verdict = MemoryVerdict(least.estimate.memory, least.estimate.hosts)
         if wishes.memory_limit is not None and least.estimate.fits:
             need = max(each.asked.high for each in least.estimate.memory)
@@ -341,6 +352,14 @@ class Search:
             )
         return f"no plan fits: of the smallest that was found ({degrees_of(least.choice)}), {verdict.sentence}"
 
+    def _ruled_out(self) -> str:
+        """What the rules of the scope say of the plainest plan."""
+        shape = min(shapes(self.problem, self.problem.cluster.size), key=lambda each: (each.pp, each.tp, each.samples))
+        choice = realise(self.problem, shape)
+        faults = problems(self.problem, choice) if choice else []
+        said = "; ".join(f"{each.message} ({each.fix})" for each in faults[:2]) or "free a degree"
+        return f"no plan can be used under these wishes, of {self.considered:,} choices: {said}"
+
     def _smallest(self) -> Candidate | None:
         """A plan with as little memory as there is: all layers computed again, and states sharded as far as may be, on
         the choices that cut a sample most ways.
@@ -348,21 +367,19 @@ class Search:
         found: list[Candidate] = []
         by_cut = sorted(shapes(self.problem, self.problem.cluster.size), key=lambda each: (each.samples, each.dp))
         for shape in by_cut[:_TRIED]:
-            choice = realise(shape, *next(iter(schedules(self.problem, shape)), ("1f1b", 1)))
+            choice = realise(self.problem, shape, *next(iter(schedules(self.problem, shape)), ("1f1b", 1)))
             if choice is None:
                 continue
-            costs = self._costs_of(shape, choice).states
-            if not costs:
+            if not self._costs_of(shape, choice).states:
                 continue
-            options = tuple(
-                Option(costs[-1].state, costs[-1].bench.recomputes(layer)[0]) for layer in self.problem.model.layers
-            )
-            solution = Solution(0.0, Solver(costs[-1], choice).even, options)
+            solution = self._least_memory(shape, choice)
             candidate = simulated(self.problem, choice, solution, self._reached)
             found += [candidate] if candidate else []
         return min(found, key=lambda each: each.estimate.memory_peak_bytes, default=None)
 
 
+_COMPARED = 4
+"""Kinds of plans that are simulated for comparison alone."""
 _TRIED = 12
 """Choices that are looked at for the smallest plan."""
 
@@ -380,41 +397,3 @@ def _states(problem: Problem, choice: Choice) -> Iterator[str | None]:
         roles = (*choice.roles(state).values(), *choice.expert_roles(state).values())
         if state is None or any(role.state for role in roles):
             yield state
-
-
-def simulated(problem: Problem, choice: Choice, solution: Solution, calibration: Calibration) -> Candidate | None:
-    """The plan of a solution with its estimate; none where the rules of the wanted scope find fault with it."""
-    plan = make_plan(problem, choice, solution.cuts, solution.options, problem.wishes.kernels)
-    inputs = inputs_of(problem, plan)
-    if any(each.severity == "error" for each in check_plan(inputs, _SCOPES[problem.wishes.scope])):
-        return None
-    estimate = estimate_placement(Placement(inputs, calibration))
-    return Candidate(plan, choice, solution.bound, estimate, fits_within(estimate, problem.wishes.memory_limit))
-
-
-def fits_within(estimate: Estimate, limit: float | None) -> bool:
-    """Whether a plan fits into its devices, and into so many bytes of each."""
-    if limit is None:
-        return estimate.fits
-    return estimate.fits and all(_fits(each, limit) for each in estimate.memory)
-
-
-def _fits(each: Filled, limit: float) -> bool:
-    return each.asked.chance_above(limit) <= ACCEPTED
-
-
-def _order(candidate: Candidate) -> tuple[bool, float]:
-    return not candidate.fits, candidate.estimate.step_time_s
-
-
-def family_of(choice: Choice) -> str:
-    """What kind of plan a choice is, by what splits its layers.
-
-    >>> from meshwright.plan.degrees import Degrees
-    >>> one = {"tp": 1, "ulysses": 1, "cp": 1, "pp": 1, "ep": 1, "etp": 1, "dp": 8, "rank_order": "megatron"}
-    >>> family_of(Choice(Degrees(**one), (), 1)), family_of(Choice(Degrees(**one | {"tp": 8, "pp": 2}), (), 1))
-    ('data parallel', 'tp + pp')
-    """
-    degrees = choice.degrees
-    used = [name for name in ("tp", "cp", "ulysses", "pp", "ep") if getattr(degrees, name) > 1]
-    return " + ".join(used) or "data parallel"

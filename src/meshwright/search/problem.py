@@ -7,13 +7,16 @@ from typing import Any, Literal, NamedTuple
 from meshwright.cluster.spec import Cluster
 from meshwright.errors import PlanError, did_you_mean
 from meshwright.model.spec import ModelSpec
+from meshwright.plan.rules import Scope
+from meshwright.plan.rules_runtime import PROVEN_SPLITS, PROVEN_STATES
 from meshwright.plan.spec import Kernels, Schedule
 from meshwright.recipe.spec import Recipe
 
 For = Literal["any", "runtime"]
 FORBIDDABLE = ("tp", "pp", "cp", "ulysses", "ep", "zero1", "zero2", "zero3", "full", "selective")
 """Splits, states and recomputes that a wish can forbid."""
-SCOPES = ("any", "runtime")
+RULES_OF: dict[str, Scope] = {"any": "meaning", "runtime": "runtime"}
+"""What a plan must be good for → the rules that say so."""
 _EXPORTERS = ("megatron", "torchtitan", "deepspeed")
 
 
@@ -42,7 +45,7 @@ class Wishes:
     """Bytes of a device."""
     scope: For = "any"
     kernels: Kernels = "hf-sdpa"
-    time_limit: float = 60.0
+    time_limit: float = 10.0
     """Seconds."""
     gap: float = 0.01
     """The search ends when nothing can be faster by more than this share."""
@@ -68,8 +71,8 @@ class Wishes:
         yield twice, "micro_batch and micro_batches say the same thing in two ways; give one of them"
         rules = f"--for {self.scope}: its rules come with its exporter, which is not there yet; take 'any' or 'runtime'"
         yield self.scope in _EXPORTERS, rules
-        hint = did_you_mean(self.scope, SCOPES)
-        yield self.scope not in SCOPES, f"--for: no scope is called '{self.scope}'; {hint}"
+        hint = did_you_mean(self.scope, RULES_OF)
+        yield self.scope not in RULES_OF, f"--for: no scope is called '{self.scope}'; {hint}"
         for name in _COUNTED:
             value = getattr(self, name)
             yield value is not None and value < 1, f"{name} counts from 1 on (got {value})"
@@ -79,19 +82,28 @@ class Wishes:
     def fixed(self, name: str) -> int | None:
         """A degree that is given, or 1 where it is forbidden."""
         value: int | None = getattr(self, name)
-        return 1 if value is None and name in self.forbid else value
+        unproven = self.scope == "runtime" and name not in ("dp", "etp", *PROVEN_SPLITS)
+        return 1 if value is None and (name in self.forbid or unproven) else value
+
+    @property
+    def scatters(self) -> bool:
+        """Whether tp leaves activations between its matrices cut along the sequence, which costs no time."""
+        return self.scope != "runtime" or "tp+sp" in PROVEN_SPLITS
 
     @property
     def states(self) -> tuple[str | None, ...]:
         """What may shard equal parameters."""
         asked = (self.zero,) if self.zero is not None else (0, 1, 2, 3)
-        return tuple(_state(zero) for zero in asked if _state(zero) not in self.forbid)
+        allowed = (_state(zero) for zero in asked if _state(zero) not in self.forbid)
+        return tuple(state for state in allowed if self.scope != "runtime" or state in (None, *PROVEN_STATES))
 
     @property
     def recomputes(self) -> tuple[str, ...]:
         """What numbered layers may compute again; `none` is always allowed where nothing is asked."""
         if self.recompute is not None:
             return (self.recompute,)
+        if self.scope == "runtime":
+            return ("none",)
         return tuple(name for name in ("full", "selective", "none") if name == "none" or name not in self.forbid)
 
 

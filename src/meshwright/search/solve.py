@@ -48,6 +48,13 @@ class Solver:
             return self._free(below)
         return self._even(below)
 
+    def possible(self, below: float) -> bool:
+        """Whether there may be a cut whose bound is below: quicker than to find the best."""
+        if self.choice.schedule != "1f1b" or self.choice.stages == 1 or not np.isfinite(below):
+            return self.solve(below) is not None
+        flight = [min(self.choice.stages - stage, self.count) for stage in range(self.choice.stages)]
+        return self._filled(below - self._fastest, flight) is not None
+
     def _free(self, below: float) -> Solution | None:
         """Any cut between numbered layers: first that with the least maximum, which bounds the ranges of the rest."""
         stages, count = self.choice.stages, self.count

@@ -1,13 +1,14 @@
 """The outer choices of a search: every product of degrees that fills the devices, with micro-batches and schedules."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from meshwright.errors import PlanError
 from meshwright.model.operators import Attention
 from meshwright.plan.degrees import Degrees
+from meshwright.plan.rules import Problem as RuleProblem
 from meshwright.plan.rules import check_plan
 from meshwright.plan.rules_schedule import rounds_fit
 from meshwright.plan.rules_sizes import heads_divide
@@ -15,7 +16,7 @@ from meshwright.plan.spec import Schedule
 from meshwright.plan.stage_cut import numbered_layers
 from meshwright.search.bench import one_stage
 from meshwright.search.choice import Choice, inputs_of, plain_plan
-from meshwright.search.problem import Problem
+from meshwright.search.problem import RULES_OF, Problem
 
 MOST_TP = 64
 MOST_VIRTUAL = 8
@@ -44,10 +45,10 @@ class Shape(NamedTuple):
 
     @property
     def inner(self) -> "Shape":
-        """What the computing of a layer depends on: one replica, but for experts, which spread over all of a stage."""
-        if self.ep > 1 or self.etp != self.tp:
-            return self._replace(pp=1)
-        return self._replace(pp=1, dp=1, micro_batches=self.micro_batches * self.dp)
+        """What the computing of a layer depends on: one replica, or as many as experts spread over."""
+        one = self.tp * self.ulysses * self.cp
+        dp = math.lcm(one, self.ep * self.etp) // one
+        return self._replace(pp=1, dp=dp, micro_batches=self.micro_batches * self.dp // dp)
 
 
 def shapes(problem: Problem, devices: int) -> Iterator[Shape]:
@@ -129,6 +130,24 @@ def _samples(problem: Problem, dp: int, cuts: int) -> list[int]:
     return [count for count in found if math.gcd(count, cuts) == 1] if free else found
 
 
+def seeds(problem: Problem, known: Sequence[Shape]) -> list[Shape]:
+    """Of shapes, plain ones to begin with: one sample at a time, for each depth of the pipeline tensor parallelism over
+    a node or none, experts spread as far as a node or as can be, and the least cuts of a sample that leave the batch to
+    divide.
+    """
+    node = problem.cluster.pools[0].levels[0].size
+    found: dict[tuple[int, int, int], Shape] = {}
+    for shape in sorted(known, key=lambda each: (each.samples, each.cp * each.ulysses, each.ulysses, each.etp)):
+        plain = shape.tp in (1, node) and (shape.ep in (1, node, _MANY) if shape.ep <= _MANY else False)
+        if plain and shape.tp * shape.cp * shape.ulysses <= 2 * node:
+            found.setdefault((shape.pp, shape.tp, shape.ep), shape)
+    return sorted(found.values(), key=lambda each: (-each.ep, each.pp * each.tp))[:_SEEDS]
+
+
+_MANY, _SEEDS = 64, 16
+"""Ranks that experts spread over at most, and shapes, to begin with."""
+
+
 def _longest(problem: Problem) -> int:
     """Positions of the longest stream."""
     return max((problem.recipe.length(name, known.length) or 1) for name, known in problem.model.streams.items())
@@ -151,7 +170,7 @@ def schedules(problem: Problem, shape: Shape) -> Iterator[tuple[Schedule, int]]:
             yield schedule, 1
 
 
-def realise(shape: Shape, schedule: Schedule = "1f1b", virtual: int = 1) -> Choice | None:
+def realise(problem: Problem, shape: Shape, schedule: Schedule = "1f1b", virtual: int = 1) -> Choice | None:
     """The choice of a shape; none where no mesh serves both layers and experts."""
     degrees = Degrees(
         tp=shape.tp, ulysses=shape.ulysses, cp=shape.cp, pp=shape.pp, ep=shape.ep, etp=shape.etp, dp=shape.dp,
@@ -161,10 +180,16 @@ def realise(shape: Shape, schedule: Schedule = "1f1b", virtual: int = 1) -> Choi
         pieces = degrees.mesh()
     except ValueError:
         return None
-    return Choice(degrees, pieces, shape.micro_batches, schedule, virtual)
+    return Choice(degrees, pieces, shape.micro_batches, schedule, virtual, sp=problem.wishes.scatters)
 
 
 def means_something(problem: Problem, choice: Choice) -> bool:
     """Whether the rules find a meaning in a choice, by a plan of it without a pipeline."""
-    plan = plain_plan(problem, one_stage(choice))
-    return not any(each.severity == "error" for each in check_plan(inputs_of(problem, plan)))
+    inputs = inputs_of(problem, plain_plan(problem, one_stage(choice)))
+    return not any(each.severity == "error" for each in check_plan(inputs))
+
+
+def problems(problem: Problem, choice: Choice) -> list[RuleProblem]:
+    """What the rules of the wanted scope have against it."""
+    inputs = inputs_of(problem, plain_plan(problem, one_stage(choice)))
+    return [each for each in check_plan(inputs, RULES_OF[problem.wishes.scope]) if each.severity == "error"]

@@ -175,7 +175,8 @@ def _moved(values: Floats, place: int, step: float) -> Floats:
 
 def _calibrated(asked: _Asked, found: Fit) -> Calibrated:
     count, cases = len(asked.constants), asked.cases
-    devices = {*asked.base.devices, *(case.device for case in cases)}
+    tiled = (name for name, reached in asked.base.devices.items() if reached.units > 1)  # CPUs are nothing like these
+    devices = {*tiled, *(case.device for case in cases)}
     rows = Counter(case.row.source for case in cases)
     rounded = [float(f"{value:.4g}") for value in found.values]
     fitted = apply(asked.base, asked.constants, rounded[:count], sorted(devices))

@@ -148,9 +148,12 @@ def apply(
 def _update(name: str, value: float, clock: float) -> Mapping[str, float]:
     match name:
         case "flash":
-            return {"flash": value * clock, "flash_backward": FLASH_BACKWARD * value * clock}
+            return {"flash": round(value * clock, 4), "flash_backward": round(FLASH_BACKWARD * value * clock, 4)}
         case "own_flash":
-            return {"own_flash": value * clock, "own_flash_backward": FLASH_BACKWARD * value * clock}
+            return {
+                "own_flash": round(value * clock, 4),
+                "own_flash_backward": round(FLASH_BACKWARD * value * clock, 4),
+            }
         case "matmul":
-            return {"matmul": value * clock}
+            return {"matmul": round(value * clock, 4)}
     return {name: value}

@@ -17,7 +17,22 @@ from meshwright.validation.rows import Measured
 from meshwright.validation.score import Scored, Task
 
 FOLDS = Path(__file__).parent / "folds"
-"""`NAME.yaml`: the calibration that source NAME, its lab and its framework family were left out of."""
+"""Calibrations that a lab, a framework family or both were left out of (`meshwright calibrate --without SOURCE`)."""
+FOLD_OF: dict[str, str] = {
+    **dict.fromkeys(("vtrain_single", "vtrain_multi", "bigscience", "hagemann2023", "zero_bubble"), "megatron-2022"),
+    **dict.fromkeys(
+        ("megatron_sc21", "korthikanti2022", "megatron_readme_2020", "megatron_readme_jan2021"),
+        "megatron-2022-and-nvidia",
+    ),
+    **dict.fromkeys(
+        ("dgxc_bench", "nemo_docs", "megatron_bridge", "megatron_moe_zoo", "mlperf", "primus_amd"), "nvidia"
+    ),
+    **dict.fromkeys(("llm_foundry", "fms_fsdp", "torchtitan", "pytorch_blogs"), "pytorch-fsdp"),
+    "internevo": "internevo",
+    "nanotron": "nanotron",
+}
+"""A source → the fold that neither its lab nor its framework family is in. Sources of one family whose labs have
+nothing else share one."""
 
 
 class Anchor(NamedTuple):
@@ -29,10 +44,12 @@ class Anchor(NamedTuple):
 
 def read_folds(sources: Iterable[str], folder: Path = FOLDS) -> dict[str, Calibration]:
     """The calibration of each source's fold. Raises DocumentError where one is missing."""
-    missing = [name for name in sources if not (folder / f"{name}.yaml").is_file()]
+    files = {name: folder / f"{FOLD_OF.get(name, name)}.yaml" for name in sources}
+    missing = [name for name, file in files.items() if not file.is_file()]
     if missing:
         raise DocumentError(f"{folder}: there is no calibration without {', '.join(missing)}")
-    return {name: Calibration.read(folder / f"{name}.yaml") for name in sources}
+    read = {file: Calibration.read(file) for file in dict.fromkeys(files.values())}
+    return {name: read[file] for name, file in files.items()}
 
 
 def fold_tasks(rows: Iterable[Measured], folds: Mapping[str, Calibration]) -> list[Task]:

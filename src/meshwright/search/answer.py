@@ -1,0 +1,106 @@
+"""What a search answers with: the best plan, how far it can be from the best, and the best of other kinds."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from meshwright.cost.calibration import Calibration
+from meshwright.cost.estimate import Estimate, estimate_placement
+from meshwright.cost.memory import ACCEPTED, Filled
+from meshwright.cost.placement import Placement
+from meshwright.plan.rules import check_plan
+from meshwright.plan.spec import Plan
+from meshwright.search.choice import Choice, inputs_of, make_plan
+from meshwright.search.problem import RULES_OF, Problem
+from meshwright.search.solve import Solution
+
+
+class Candidate(NamedTuple):
+    """A plan that was simulated."""
+
+    plan: Plan
+    choice: Choice
+    bound: float
+    """Seconds that its choice takes at least."""
+    estimate: Estimate
+    fits: bool
+
+
+@dataclass
+class Answer:
+    """The best plan that was found, and how far it can be from the best."""
+
+    best: Candidate
+    bound: float
+    """No plan of the space takes less."""
+    families: dict[str, Candidate]
+    """The best that was simulated of each kind of plan."""
+    search_s: float
+    considered: int
+    simulated: int
+    devices: int
+    """That work."""
+    stopped: str = ""
+    """Why the search ended before its proof; empty where it did not."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """The best plan."""
+        return self.best.plan
+
+    @property
+    def estimate(self) -> Estimate:
+        """Of the best plan."""
+        return self.best.estimate
+
+    @property
+    def gap(self) -> float:
+        """What the best plan takes more than the bound, as a share of it."""
+        return max(0.0, self.best.estimate.step_time_s / self.bound - 1)
+
+
+class Progress(NamedTuple):
+    """How far a search is."""
+
+    seconds: float
+    best: float | None
+    bound: float
+    simulated: int
+
+
+def simulated(problem: Problem, choice: Choice, solution: Solution, calibration: Calibration) -> Candidate | None:
+    """The plan of a solution with its estimate; none where the rules of the wanted scope find fault with it."""
+    plan = make_plan(problem, choice, solution.cuts, solution.options, problem.wishes.kernels)
+    inputs = inputs_of(problem, plan)
+    if any(each.severity == "error" for each in check_plan(inputs, RULES_OF[problem.wishes.scope])):
+        return None
+    estimate = estimate_placement(Placement(inputs, calibration))
+    return Candidate(plan, choice, solution.bound, estimate, fits_within(estimate, problem.wishes.memory_limit))
+
+
+def fits_within(estimate: Estimate, limit: float | None) -> bool:
+    """Whether a plan fits into its devices, and into so many bytes of each."""
+    if limit is None:
+        return estimate.fits
+    return estimate.fits and all(_fits(each, limit) for each in estimate.memory)
+
+
+def _fits(each: Filled, limit: float) -> bool:
+    return each.asked.chance_above(limit) <= ACCEPTED
+
+
+def in_order(candidate: Candidate) -> tuple[bool, float]:
+    return not candidate.fits, candidate.estimate.step_time_s
+
+
+def family_of(choice: Choice) -> str:
+    """What kind of plan a choice is, by what splits its layers.
+
+    >>> from meshwright.plan.degrees import Degrees
+    >>> one = {"tp": 1, "ulysses": 1, "cp": 1, "pp": 1, "ep": 1, "etp": 1, "dp": 8, "rank_order": "megatron"}
+    >>> family_of(Choice(Degrees(**one), (), 1)), family_of(Choice(Degrees(**one | {"tp": 8, "pp": 2}), (), 1))
+    ('data parallel', 'tp + pp')
+    """
+    degrees = choice.degrees
+    used = [name for name in ("tp", "cp", "ulysses", "pp", "ep") if getattr(degrees, name) > 1]
+    return " + ".join(used) or "data parallel"
