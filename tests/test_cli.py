@@ -219,7 +219,7 @@ def test_check_says_that_a_host_is_too_small_and_exits_with_1(plan: Path) -> Non
 
 def test_estimate_notes_what_check_warns_of(plan: Path) -> None:
     """All streams of a T5 get the one length."""
-    few = ("--model", "t5-small", "--cluster", "1xh100", "--global-batch", "8")
+    few = ("--model", "t5-small", "--cluster", "1xh100", "--global-batch", "8", "--calibration", "ideal")
     data = as_json("estimate", *few, "--seq", "512", "-o", str(plan))
     warned = [problem for problem in as_json("check", str(plan))["problems"] if problem["severity"] == "warning"]
     assert [problem["rule"] for problem in warned] == ["streams-have-their-own-lengths"]

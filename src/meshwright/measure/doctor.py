@@ -52,7 +52,7 @@ def needs() -> list[Need]:
     found = []
     for requirement in metadata.requires("meshwright") or ():
         name, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"](\w+)['\"]", requirement)
-        if name and (extra is None or extra.group(1) != "dev"):
+        if name and (extra is None or extra.group(1) not in ("dev", "benchmark")):
             found.append(Need(name.group(), extra.group(1) if extra else ""))
     return found
 
