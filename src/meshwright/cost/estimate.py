@@ -226,7 +226,8 @@ def _bucket_note(stages: Stages, timeline: Timeline) -> Iterator[str]:
     """What another size of buckets would save of the step, where that is worth a word."""
     own = stages.placement.plan.execution.bucket_mib
     least = _WORTH_A_WORD * timeline.seconds
-    exposed = [each for each in stages.reductions.values() if each.exposed(own * MIB) >= least]
+    unlike = {id(each): each for each in stages.reductions.values()}.values()  # equal stages share theirs
+    exposed = [each for each in unlike if each.exposed(own * MIB) >= least]
     sizes = {each.best_bucket / MIB for each in exposed} - {own}
     steps = {size: _timeline(stages, stages.times_in_buckets(size)).seconds for size in sorted(sizes)}
     size = min(steps, key=steps.__getitem__, default=own)
