@@ -16,7 +16,8 @@ from rich.text import Text
 
 import meshwright as mw
 from meshwright.cli import _EXIT_CODES
-from meshwright.plan.spec import Plan, Schedule
+from meshwright.plan.spec import Plan
+from meshwright.plan.words import Schedule
 from meshwright.report.check import Judgement
 from meshwright.version import __version__
 from tests.test_broken_files import run

@@ -12,6 +12,7 @@ import typer
 from typer.models import OptionInfo
 
 from meshwright.errors import MeshwrightError
+from meshwright.plan.words import Kernels, Schedule
 from meshwright.version import __version__
 
 app = typer.Typer(
@@ -65,21 +66,7 @@ _MEASURED = "Files of measured rows; none: those that come with Meshwright."
 _DOCS = "Fill in the tables of this document, which says by markers where they go, and print nothing else."
 Scope = Literal["meaning", "runtime"]
 Noun = Literal["plan", "model", "cluster", "recipe", "calibration"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
 Recompute = Literal["none", "full", "selective"]
-Kernels = Literal[
-    "hf-eager",
-    "hf-sdpa",
-    "hf-sdpa-xentropy",
-    "torch-compile",
-    "megatron-eager",
-    "megatron-fused",
-    "megatron-fused-eager",
-    "megatron-flash",
-    "megatron-flash-eager",
-    "megatron-flash-norm",
-    "nanotron",
-]
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="NAME|PATH", help=_MODEL, autocompletion=_model_names)
 ]

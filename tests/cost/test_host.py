@@ -10,7 +10,7 @@ from meshwright.cost.activations import layer_activations
 from meshwright.cost.calibration import IDEAL
 from meshwright.cost.estimate import estimate_plan
 from meshwright.cost.host import HostMemory, host_memory
-from meshwright.cost.memory import States, layer_states, states_away
+from meshwright.cost.layer_states import States, layer_states, states_away
 from meshwright.cost.placement import Placement
 from meshwright.cost.verdict import judge_memory
 from meshwright.plan.rules import Inputs, check_plan

@@ -7,8 +7,9 @@ import pytest
 
 from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.cost.saved import looked_at, shared_bytes, stack_uses
-from meshwright.cost.shares import Extent, Learning, Share, Ways, layer_shares
+from meshwright.cost.shares import Extent, Learning, Share, layer_shares
 from meshwright.cost.uses import storage_of
+from meshwright.cost.ways import Ways
 from meshwright.model.hf_config import from_config
 from meshwright.model.operators import Activation, Linear, Loss
 from meshwright.model.spec import Part

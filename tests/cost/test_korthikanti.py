@@ -9,8 +9,9 @@ from typing import NamedTuple
 import pytest
 
 from meshwright.cost.kernels import KERNEL_SETS
-from meshwright.cost.shares import Extent, Learning, Ways, layer_shares
+from meshwright.cost.shares import Extent, Learning, layer_shares
 from meshwright.cost.uses import Use, storage_of
+from meshwright.cost.ways import Ways
 from meshwright.model.hf_config import from_config
 from meshwright.model.resolve import from_catalog
 from meshwright.model.spec import LayerStack, ModelSpec

@@ -13,11 +13,14 @@ pytest.importorskip("transformers")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from meshwright.cost.calibration import IDEAL  # noqa: E402
+from meshwright.cost.compute import layer_load  # noqa: E402
 from meshwright.cost.kernels import KERNEL_SETS  # noqa: E402
-from meshwright.cost.launches import BACKWARD, LAUNCHES, Launches, launched, layer_launches  # noqa: E402
+from meshwright.cost.launches import BACKWARD, LAUNCHES, Launches, launched  # noqa: E402
 from meshwright.cost.layer_times import time_layer  # noqa: E402
 from meshwright.cost.placement import Placement  # noqa: E402
-from meshwright.cost.shares import Extent, Learning, Share, Ways, layer_shares  # noqa: E402
+from meshwright.cost.shares import Extent, Learning, Share, layer_shares  # noqa: E402
+from meshwright.cost.uses import Storage  # noqa: E402
+from meshwright.cost.ways import Ways  # noqa: E402
 from meshwright.cost.wires import Wires  # noqa: E402
 from meshwright.model.operators import (  # noqa: E402
     Activation,
@@ -139,6 +142,10 @@ def test_what_is_fused_launches_no_more(operator: Operator) -> None:
     assert flash <= fused
 
 
+def of_layer(shares: list[Share], recompute: Any) -> Launches:
+    return layer_load(shares, recompute, KERNEL_SETS["hf-eager"], Storage()).launches
+
+
 MATRIX, CORE = Linear(inputs=8, outputs=8), Attention(heads=1, kv_heads=1, head_dim=8)
 
 
@@ -155,11 +162,11 @@ MATRIX, CORE = Linear(inputs=8, outputs=8), Attention(heads=1, kv_heads=1, head_
 def test_backward_launches_for_gradients_and_for_recompute(learns: bool, recompute: Any, backward: float) -> None:
     """A matrix, one kernel, and an eager attention core, ten."""
     layer = [alone(operator, learns=learns, passes=learns) for operator in (MATRIX, CORE)]
-    assert layer_launches("hf-eager", layer, recompute) == Launches(11, pytest.approx(backward))
+    assert of_layer(layer, recompute) == Launches(11, pytest.approx(backward))
 
 
 def test_a_loss_is_not_launched_again() -> None:
-    assert layer_launches("hf-eager", [alone(Loss(classes=16))], "full") == Launches(5, pytest.approx(5 * BACKWARD))
+    assert of_layer([alone(Loss(classes=16))], "full") == Launches(5, pytest.approx(5 * BACKWARD))
 
 
 def test_each_exchange_is_a_launch() -> None:

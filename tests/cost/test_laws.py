@@ -20,8 +20,9 @@ from meshwright.cost.calibration import IDEAL, Calibration, public_calibration
 from meshwright.cost.compute import needed_flops
 from meshwright.cost.estimate import estimate_plan
 from meshwright.cost.kernels import KERNEL_SETS
+from meshwright.cost.layer_states import layer_states
 from meshwright.cost.layer_times import OneWay, Spent
-from meshwright.cost.memory import layer_states, plan_memory
+from meshwright.cost.memory import plan_memory
 from meshwright.cost.overlap import Streams
 from meshwright.cost.placement import Placement
 from meshwright.cost.stage_times import _Host, _pass

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.activations import layer_activations
-from meshwright.cost.memory import Instant, Memory, States, group_memory, layer_states, plan_memory
+from meshwright.cost.layer_states import States, layer_states
+from meshwright.cost.memory import Instant, Memory, group_memory, plan_memory
 from meshwright.cost.orders import Order, orders
 from meshwright.cost.placement import Placement
 from meshwright.model.resolve import resolve_model
 from meshwright.plan.rules import Inputs
-from meshwright.plan.spec import Schedule
+from meshwright.plan.words import Schedule
 from tests.cost.build import QUICK, gpt2, inputs, llama
 
 N = 8_030_261_248

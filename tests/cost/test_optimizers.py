@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.memory import States, layer_states
+from meshwright.cost.layer_states import States, layer_states
 from meshwright.cost.optimizers import optimizer_bytes, state_bytes
 from meshwright.cost.placement import Placement
 from meshwright.cost.volumes import step_collectives

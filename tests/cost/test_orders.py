@@ -10,7 +10,7 @@ from meshwright.cost.order_tables import check_orders
 from meshwright.cost.orders import orders
 from meshwright.errors import PlanError
 from meshwright.plan.rules_schedule import PLACEMENTS, makes_pairs
-from meshwright.plan.spec import Schedule
+from meshwright.plan.words import Schedule
 from tests.cost.build import QUICK
 
 TORCH = {

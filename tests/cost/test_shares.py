@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.placement import Placement
-from meshwright.cost.shares import Extent, Learning, Share, Ways, elements, layer_shares
+from meshwright.cost.shares import Extent, Learning, Share, elements, layer_shares
+from meshwright.cost.ways import Ways
 from meshwright.model.operators import (
     Attention,
     Dropout,

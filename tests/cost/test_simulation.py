@@ -11,7 +11,7 @@ from meshwright.cost.order_tables import read_table
 from meshwright.cost.orders import Order, order_of, orders
 from meshwright.cost.simulation import Link, SharedPool, StageTime, Tied, Timeline, simulate
 from meshwright.errors import PlanError
-from meshwright.plan.spec import Schedule
+from meshwright.plan.words import Schedule
 from tests.cost.build import QUICK
 from tests.cost.test_orders import places
 

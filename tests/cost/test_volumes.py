@@ -13,7 +13,8 @@ from meshwright.model.hf_config import from_config
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs
-from meshwright.plan.spec import Plan, Schedule
+from meshwright.plan.spec import Plan
+from meshwright.plan.words import Schedule
 from meshwright.recipe.spec import Recipe
 from tests.cost.build import LLAMA, gpt2, inputs, llama
 from tests.plan.models import mixture

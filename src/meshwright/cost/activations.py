@@ -8,8 +8,9 @@ from meshwright.cost.halves import between_halves
 from meshwright.cost.kernels import KernelSet
 from meshwright.cost.placement import Placement
 from meshwright.cost.repeats import is_core, is_repeated
-from meshwright.cost.shares import Share, elements, split_ways
+from meshwright.cost.shares import Share, elements
 from meshwright.cost.uses import Storage
+from meshwright.cost.ways import split_ways
 from meshwright.model.operators import Attention, Loss
 from meshwright.plan.spec import Recompute, Row, Save
 

@@ -15,7 +15,7 @@ from meshwright.cost.calibration import DeviceConstants
 from meshwright.cost.casts import casts
 from meshwright.cost.efficiency import Peaks, product_seconds
 from meshwright.cost.kernels import KernelSet
-from meshwright.cost.launches import launched
+from meshwright.cost.launches import BACKWARD, Launches, launched
 from meshwright.cost.placement import Placement
 from meshwright.cost.products import Product, gradients, products
 from meshwright.cost.repeats import is_repeated
@@ -213,6 +213,8 @@ class LayerLoad(NamedTuple):
 
     loads: tuple[Load, ...]
     again: tuple[bool, ...]
+    launches: Launches
+    """Of one micro-batch."""
 
 
 def layer_load(
@@ -223,11 +225,14 @@ def layer_load(
     narrow: float | None = None,
 ) -> LayerLoad:
     """What a layer's operators ask of a machine, under a row's recompute."""
-    loads, again = list[Load](), list[bool]()
+    loads, again, launches = list[Load](), list[bool](), Launches()
     for share in shares:
-        loads.append(load_of(share, kernels, storage, narrow))
-        again.append((share.passes or share.learns) and is_repeated(share, recompute))
-    return LayerLoad(tuple(loads), tuple(again))
+        load, learns = load_of(share, kernels, storage, narrow), share.passes or share.learns
+        repeated = learns and is_repeated(share, recompute)
+        loads.append(load)
+        again.append(repeated)
+        launches = launches.plus(Launches(load.launches, load.launches * (BACKWARD * learns + repeated)))
+    return LayerLoad(tuple(loads), tuple(again), launches)
 
 
 def layer_seconds(layer: LayerLoad, storage: Storage, machine: Machine) -> Seconds:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from meshwright.cost.blocks import Block
 from meshwright.cost.compute import Machine, Seconds, layer_load, layer_seconds
 from meshwright.cost.flows import Flow, When, roles_of
+from meshwright.cost.launches import Launches
 from meshwright.cost.overlap import beside
 from meshwright.cost.placement import Placement
 from meshwright.cost.shares import Share
@@ -35,6 +36,7 @@ class RowWork(NamedTuple):
     computing: Seconds
     """On the slowest of its machines."""
     machines: Sequence[Machine]
+    launches: Launches
 
 
 def waited(placement: Placement, wires: Wires, block: Block, work: RowWork) -> Iterator[tuple[Flow, float]]:

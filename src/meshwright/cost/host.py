@@ -19,7 +19,8 @@ import numpy as np
 from meshwright.cluster.spec import Pool
 from meshwright.cost.activations import layer_activations
 from meshwright.cost.footprint import Range
-from meshwright.cost.memory import Filled, Instant, States, in_flight, states_away
+from meshwright.cost.layer_states import States, states_away
+from meshwright.cost.memory import Filled, Instant, in_flight
 from meshwright.cost.orders import FORWARD, INPUT, WEIGHT, Order
 from meshwright.cost.placement import Placement
 from meshwright.plan.spec import Offload

@@ -6,10 +6,9 @@ about as many again for each gradient, but from C++ rather than from Python: `BA
 each launch of forward.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from meshwright.cost.repeats import is_repeated
 from meshwright.cost.shares import Share
 from meshwright.model.operators import (
     Activation,
@@ -30,7 +29,6 @@ from meshwright.model.operators import (
     Router,
     Scan,
 )
-from meshwright.plan.spec import Recompute
 
 BACKWARD = 1.3
 """A fit of step times of small GPTs under full recompute on eight A100 (vTrain, MICRO 2024, ground_truth_single.csv):
@@ -124,13 +122,3 @@ def launched(kernels: str, share: Share) -> float:
     """
     count = LAUNCHES[kernels][type(share.operator)]
     return count(share.operator) if callable(count) else count
-
-
-def layer_launches(kernels: str, shares: Iterable[Share], recompute: Recompute) -> Launches:
-    """Those of a layer's operators for one micro-batch."""
-    total = Launches()
-    for share in shares:
-        once, learns = launched(kernels, share), share.passes or share.learns
-        again = once if learns and is_repeated(share, recompute) else 0.0
-        total = total.plus(Launches(once, BACKWARD * once * learns + again))
-    return total

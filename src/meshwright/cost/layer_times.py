@@ -13,7 +13,6 @@ from meshwright.cost.blocks import Block
 from meshwright.cost.compute import LayerLoad, Seconds, layer_load, layer_seconds, machines
 from meshwright.cost.flows import Flow, Purpose
 from meshwright.cost.hiding import RowWork, waited
-from meshwright.cost.launches import Launches, layer_launches
 from meshwright.cost.newton_schulz import dealt_out, orthogonal_seconds
 from meshwright.cost.offload import host_link
 from meshwright.cost.optimizers import optimizer_bytes
@@ -105,10 +104,9 @@ def time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSeconds
 def _time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSeconds:
     forward, backward, update, once = OneWay(), OneWay(), Spent(), list[Flow]()
     weight = 0.0
-    forward.launches, backward.launches = placement.once(
-        ("launches", block.likeness), lambda: _launches(placement, block)
-    )
     for work in _rows(placement, block):
+        forward.launches += work.launches.forward
+        backward.launches += work.launches.backward
         forward.spent.add("forward", work.computing.forward)
         backward.spent.add_all({"recompute": work.computing.recompute, "backward": work.computing.backward})
         weight += work.computing.weight
@@ -139,7 +137,7 @@ def _rows(placement: Placement, block: Block) -> Iterator[RowWork]:
         placement.row_shares(block), row_flows(placement, block), loads, strict=True
     ):
         kinds = (layer_seconds(load, storage, device) for device in devices)
-        yield RowWork(row, shares, flows, Seconds(*map(max, zip(*kinds, strict=True))), devices)
+        yield RowWork(row, shares, flows, Seconds(*map(max, zip(*kinds, strict=True))), devices, load.launches)
 
 
 def _loads(placement: Placement, block: Block, storage: Storage) -> list[LayerLoad]:
@@ -176,13 +174,6 @@ def adding_up(placement: Placement, block: Block) -> float:
         numbers += held.learning / (sharding.ways if sharding.scatters(placement.plan.execution.sync) else 1)
     moved = numbers * (widths.element + 2 * widths.gradient)
     return max(moved / machine.streamed * machine.slowdown for machine in machines(placement, block.group))
-
-
-def _launches(placement: Placement, block: Block) -> Launches:
-    total = Launches()
-    for row, _, shares in placement.row_shares(block):
-        total = total.plus(layer_launches(placement.kernels.name, shares, row.recompute))
-    return total
 
 
 def _step(placement: Placement, block: Block, ways: tuple[OneWay, OneWay]) -> Spent:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.flows import Flow, Kind, active
-from meshwright.cost.shares import batch_axes
+from meshwright.cost.ways import batch_axes
 from meshwright.plan.spec import Group, Row
 
 Mesh = Mapping[str, int]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import PlanError
 from meshwright.plan.rules_schedule import PLACEMENTS, rounds_fit
-from meshwright.plan.spec import Schedule
+from meshwright.plan.words import Schedule
 
 ActionKind = Literal["forward", "backward", "input", "weight"]
 KINDS: tuple[ActionKind, ...] = ("forward", "backward", "input", "weight")

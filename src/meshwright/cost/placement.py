@@ -10,8 +10,9 @@ from meshwright.cost.blocks import Block, Edge
 from meshwright.cost.calibration import Calibration, public_calibration
 from meshwright.cost.kernels import KERNEL_SETS, KernelSet
 from meshwright.cost.orders import Order, one_by_one, orders
-from meshwright.cost.shares import Extent, Learning, Share, Ways, layer_shares, split_ways
+from meshwright.cost.shares import Extent, Learning, Share, layer_shares
 from meshwright.cost.uses import Storage, storage_of
+from meshwright.cost.ways import Ways, split_ways
 from meshwright.errors import PlanError
 from meshwright.model.operators import Linear
 from meshwright.model.spans import span_names

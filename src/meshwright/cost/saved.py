@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from meshwright.cost.kernels import KERNEL_SETS
-from meshwright.cost.shares import Extent, Learning, Share, Ways, layer_shares
+from meshwright.cost.shares import Extent, Learning, Share, layer_shares
 from meshwright.cost.uses import Storage, Use, storage_of
+from meshwright.cost.ways import Ways
 from meshwright.model.operators import Attention, Linear, Rotary
 from meshwright.model.spec import Layer, LayerStack, ModelSpec
 from meshwright.recipe.spec import BYTES

@@ -4,12 +4,12 @@ A rank's share of an operator is an operator: a Linear that is cut by output has
 heads. A rank's parameters and FLOPs then come from the same functions as the model's.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from meshwright.cost.reads import Reads
+from meshwright.cost.ways import Ways
 from meshwright.document import Record
 from meshwright.model.operators import (
     Attention,
@@ -33,44 +33,9 @@ from meshwright.model.spec import Part
 from meshwright.model.work import Work
 
 if TYPE_CHECKING:  # describing a model starts without the documents of plans and recipes
-    from meshwright.plan.spec import Row
     from meshwright.recipe.spec import Lora
 
 _Kind = TypeVar("_Kind", bound=Record)
-
-
-class Ways(NamedTuple):
-    """How many ways a row splits what its layers do: products of the sizes of its axes."""
-
-    batch: int = 1
-    cp: int = 1
-    ulysses: int = 1
-    tensor: int = 1
-    """`tp` and `tp+sp` together."""
-    scattered: int = 1
-    """`tp+sp` alone: positions are split over these outside of the cut matrices."""
-    experts: int = 1
-
-
-def split_ways(row: "Row", mesh: Mapping[str, int]) -> Ways:
-    """The ways of a row on a mesh. `ep` ranks each bring their own samples, as `dp` ranks do."""
-
-    def product(*splits: str) -> int:
-        return math.prod(mesh.get(axis, 1) for axis in row.axes(*splits))
-
-    return Ways(
-        batch=math.prod(mesh.get(axis, 1) for axis in batch_axes(row)),
-        cp=product("cp"),
-        ulysses=product("ulysses"),
-        tensor=product("tp", "tp+sp"),
-        scattered=product("tp+sp"),
-        experts=product("ep"),
-    )
-
-
-def batch_axes(row: "Row") -> tuple[str, ...]:
-    """The axes over which a row's samples are divided: `dp`, and `ep`, whose ranks exchange positions themselves."""
-    return row.axes("dp", "ep")
 
 
 class Extent(NamedTuple):

@@ -30,7 +30,6 @@ from meshwright.plan.spec import (
     ClusterRef,
     Execution,
     Group,
-    Kernels,
     ModelRef,
     Plan,
     RecipeRef,
@@ -38,10 +37,10 @@ from meshwright.plan.spec import (
     Role,
     Row,
     Save,
-    Schedule,
     Stage,
 )
 from meshwright.plan.stage_cut import cut_layers, numbered_layers
+from meshwright.plan.words import Kernels, Schedule
 from meshwright.recipe.resolve import resolve_recipe
 from meshwright.recipe.spec import Recipe
 

@@ -14,6 +14,7 @@ from meshwright.explain import WORD_PATTERN, misplaced
 from meshwright.model.spans import MAX_LAYERS, parse_span, span_names
 from meshwright.model.spec import Span
 from meshwright.plan.ranks import RANKS_PATTERN, format_ranks, parse_ranks
+from meshwright.plan.words import Kernels, Schedule
 from meshwright.units import NonNegativeInt, PositiveFloat, PositiveInt
 
 Split = Literal["dp", "cp", "ulysses", "tp", "tp+sp", "ep", "copy"]
@@ -24,20 +25,6 @@ STATEFUL: frozenset[str] = frozenset({"dp", "cp", "ulysses", "copy"})
 """Splits under which ranks hold equal parameters, so that a state may shard them."""
 
 Overlap = Literal["gathers", "gradients", "context", "tensor", "experts"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
-Kernels = Literal[
-    "hf-eager",
-    "hf-sdpa",
-    "hf-sdpa-xentropy",
-    "torch-compile",
-    "megatron-eager",
-    "megatron-fused",
-    "megatron-fused-eager",
-    "megatron-flash",
-    "megatron-flash-eager",
-    "megatron-flash-norm",
-    "nanotron",
-]
 Axis = Annotated[str, Field(pattern=WORD_PATTERN)]
 GroupName = Annotated[str, Field(pattern=WORD_PATTERN)]
 

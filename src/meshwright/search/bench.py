@@ -14,8 +14,8 @@ from meshwright.cost.calibration import Calibration
 from meshwright.cost.collectives import TRAFFIC, seconds
 from meshwright.cost.compute import machines
 from meshwright.cost.flows import Flow
+from meshwright.cost.layer_states import States, layer_states
 from meshwright.cost.layer_times import OneWay, adding_up, time_layer
-from meshwright.cost.memory import States, layer_states
 from meshwright.cost.placement import Placement
 from meshwright.cost.shares import Learning
 from meshwright.cost.volumes import has_backward

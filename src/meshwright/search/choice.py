@@ -13,19 +13,8 @@ from meshwright.plan.degrees import Degrees
 from meshwright.plan.refine import Piece
 from meshwright.plan.rules import Inputs
 from meshwright.plan.rules_schedule import PLACEMENTS
-from meshwright.plan.spec import (
-    ClusterRef,
-    Execution,
-    Group,
-    Kernels,
-    ModelRef,
-    Plan,
-    RecipeRef,
-    Role,
-    Row,
-    Schedule,
-    Stage,
-)
+from meshwright.plan.spec import ClusterRef, Execution, Group, ModelRef, Plan, RecipeRef, Role, Row, Stage
+from meshwright.plan.words import Kernels, Schedule
 from meshwright.search.problem import Problem
 
 RECOMPUTES = ("full", "selective", "none")

@@ -9,7 +9,7 @@ from meshwright.errors import PlanError, did_you_mean
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Scope
 from meshwright.plan.rules_runtime import PROVEN_SPLITS, PROVEN_STATES
-from meshwright.plan.spec import Kernels, Schedule
+from meshwright.plan.words import Kernels, Schedule
 from meshwright.recipe.spec import Recipe
 
 For = Literal["any", "runtime"]

@@ -6,7 +6,8 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from meshwright.cost.activations import Activations
-from meshwright.cost.memory import ACCEPTED, Instant, States, group_memory
+from meshwright.cost.layer_states import States
+from meshwright.cost.memory import ACCEPTED, Instant, group_memory
 from meshwright.cost.placement import Placement
 
 _SURE = NormalDist().inv_cdf(1 - ACCEPTED) / (2 * NormalDist().inv_cdf(0.95))

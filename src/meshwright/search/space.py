@@ -12,8 +12,8 @@ from meshwright.plan.rules import Problem as RuleProblem
 from meshwright.plan.rules import check_plan
 from meshwright.plan.rules_schedule import rounds_fit
 from meshwright.plan.rules_sizes import heads_divide
-from meshwright.plan.spec import Schedule
 from meshwright.plan.stage_cut import numbered_layers
+from meshwright.plan.words import Schedule
 from meshwright.search.bench import one_stage
 from meshwright.search.choice import Choice, inputs_of, plain_plan
 from meshwright.search.problem import RULES_OF, Problem

@@ -42,7 +42,6 @@ class Fit:
     """log predicted - log measured, factors included."""
     at_bound: tuple[str, ...]
     """Labels of those that ended at a bound."""
-    jacobian: Floats
 
 
 Predict = Callable[[Floats], Floats]
@@ -68,19 +67,19 @@ def fit(
     predict: Predict,
     slopes: Slopes,
     *,
-    start: Sequence[float] | None = None,
-    steps: int = STEPS,
     told: Callable[[int, float], None] = lambda step, cost: None,
 ) -> Fit:
     """`measured`: logarithms of times, [rows]. Ends after so many steps, or when one gains less than a thousandth."""
     guess = np.log([each.guess for each in parameters])
     spread = np.array([each.spread for each in parameters])
     low, high = np.log([each.low for each in parameters]), np.log([each.high for each in parameters])
-    at = np.clip(guess if start is None else np.log(np.asarray(start)), low, high)
+    at = np.clip(guess, low, high)
     predicted = predict(np.exp(at))
-    jacobian, fresh, damping = slopes(np.exp(at), predicted), True, 1e-3
+    fresh, damping = True, 1e-3
     cost = _cost(predicted - measured, weight, (at - guess) / spread)
-    for step in range(steps):
+    for step in range(STEPS):
+        if fresh:  # slopes take as many predictions as there are constants: old ones serve while they lead downwards
+            jacobian = slopes(np.exp(at), predicted)
         errors, pulled = predicted - measured, (at - guess) / spread
         robust = weight / np.sqrt(1 + (errors / SCALE) ** 2) / SCALE**2
         curvature = jacobian.T @ (robust[:, None] * jacobian) + np.diag(1 / spread**2)
@@ -99,14 +98,11 @@ def fit(
         gained = before - cost
         if gained <= 1e-3 * before and fresh:
             break
-        # Slopes take as many predictions as there are constants: old ones serve as long as they lead downwards.
         fresh = gained <= 0.01 * before
-        if fresh:
-            jacobian = slopes(np.exp(at), predicted)
     bound = tuple(
         each.label for each, value, lo, hi in zip(parameters, at, low, high, strict=True) if value <= lo or value >= hi
     )
-    return Fit(tuple(np.exp(at).tolist()), predicted - measured, bound, jacobian)
+    return Fit(tuple(np.exp(at).tolist()), predicted - measured, bound)
 
 
 def _cost(errors: Floats, weight: Floats, pulled: Floats) -> float:

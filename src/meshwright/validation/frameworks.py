@@ -25,7 +25,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from meshwright.plan.spec import Kernels
+from meshwright.plan.words import Kernels
 from meshwright.recipe.spec import Float
 from meshwright.validation.rows import Measured
 

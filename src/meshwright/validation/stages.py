@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from itertools import accumulate
 
-from meshwright.plan.spec import Schedule
+from meshwright.plan.words import Schedule
 from meshwright.validation.frameworks import Framework
 from meshwright.validation.rows import Measured
 from meshwright.validation.unusable import Unusable
