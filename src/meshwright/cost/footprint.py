@@ -39,10 +39,21 @@ class Range(NamedTuple):
         >>> round(Range(70e9, 80e9).chance_above(80e9), 2), Range(70e9, 70e9).chance_above(70e9)
         (0.05, 0.0)
         """
-        spread = (self.high - self.low) / (2 * _TAIL)
-        if spread <= 0:
+        if self._spread <= 0:
             return float(self.middle > limit)
-        return 1 - NormalDist(self.middle, spread).cdf(limit)
+        return 1 - NormalDist(self.middle, self._spread).cdf(limit)
+
+    def passed_with(self, chance: float) -> float:
+        """The limit that it is more than with a probability.
+
+        >>> round(Range(70e9, 80e9).passed_with(0.05)), Range(70e9, 70e9).passed_with(0.05)
+        (80000000000, 70000000000.0)
+        """
+        return self.middle + NormalDist().inv_cdf(1 - chance) * self._spread
+
+    @property
+    def _spread(self) -> float:
+        return (self.high - self.low) / (2 * _TAIL)
 
 
 class Footprint(NamedTuple):

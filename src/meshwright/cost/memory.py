@@ -173,7 +173,9 @@ def _count_stage(placement: Placement, stage: int) -> _Stage:
     # The loss is through with its backward before the first layer begins.
     loss, alone = {"loss": kept.passing}, sum(layer.values()) < kept.passing
     passing = dict.fromkeys(layer, 0.0) | loss if alone else layer | {"loss": 0.0}
-    window = _window(placement, [states[block].gathered for block in placement.stage_layers[stage]])
+    window = most_together(
+        [states[block].gathered for block in placement.stage_layers[stage]], placement.plan.execution.prefetch
+    )
     return _Stage(total, kept, window, passing)
 
 
@@ -285,9 +287,13 @@ class _Alive:
         return {name: float(values[at]) for name, values in self.parts.items()}
 
 
-def _window(placement: Placement, sizes: Sequence[float]) -> float:
-    """The most that a layer and those gathered ahead of it take together."""
-    wide = 1 + placement.plan.execution.prefetch
+def most_together(sizes: Sequence[float], prefetch: int) -> float:
+    """The most that a layer and so many gathered ahead of it take together.
+
+    >>> most_together([1.0, 2.0, 3.0, 1.0], prefetch=1)
+    5.0
+    """
+    wide = 1 + prefetch
     return max(sum(sizes[first : first + wide]) for first in range(len(sizes)))
 
 

@@ -2,16 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import NormalDist
 from typing import NamedTuple
 
 from meshwright.cost.activations import Activations
 from meshwright.cost.layer_states import States
-from meshwright.cost.memory import ACCEPTED, Instant, group_memory
+from meshwright.cost.memory import ACCEPTED, Instant, group_memory, most_together
 from meshwright.cost.placement import Placement
-
-_SURE = NormalDist().inv_cdf(1 - ACCEPTED) / (2 * NormalDist().inv_cdf(0.95))
-"""Of a range's width, what lies between its middle and what is passed with a chance of `ACCEPTED`."""
 
 
 class Held(NamedTuple):
@@ -36,8 +32,7 @@ class Held(NamedTuple):
 
 def held_by_stage(layers: Sequence[tuple[States, Activations, int]], prefetch: int) -> Held:
     """Of the layers of a stage, in order, so many of each kind."""
-    wide = 1 + prefetch
-    gathered = [states.gathered for states, _, count in layers for _ in range(min(count, wide))]
+    gathered = [states.gathered for states, _, count in layers for _ in range(min(count, 1 + prefetch))]
 
     def total(of: Callable[[States], float]) -> float:
         return sum(count * of(states) for states, _, count in layers)
@@ -46,7 +41,7 @@ def held_by_stage(layers: Sequence[tuple[States, Activations, int]], prefetch: i
         resting=total(lambda each: each.parameters + each.optimizer),
         gradients=total(lambda each: each.gradients),
         widened=total(lambda each: each.widened),
-        window=max(sum(gathered[first : first + wide]) for first in range(len(gathered))),
+        window=most_together(gathered, prefetch),
         reduced=max(states.reduced for states, _, _ in layers),
         logits=sum(count * kept.logits for _, kept, count in layers),
         loss=sum(count * kept.passing for _, kept, count in layers),
@@ -68,8 +63,7 @@ class Room:
         """The least capacity with which it is said to fit that so much rests and so much comes and goes."""
         now = Instant("backward", {"parameters": resting, "activations": moving})
         step = Instant("step", {"parameters": resting, "widened": widened})
-        asked = replace(self._plain, instants=(now, step), overlapping=overlapping).asked
-        return asked.middle + _SURE * (asked.high - asked.low)
+        return replace(self._plain, instants=(now, step), overlapping=overlapping).asked.passed_with(ACCEPTED)
 
     def left(self, resting: float, widened: float, *, overlapping: bool) -> float:
         """The most bytes that may come and go beside so many that stay: what is needed is linear in them, from where
