@@ -15,7 +15,7 @@ PIP := -m pip install -qq --no-input --disable-pip-version-check
 WANTED := pyproject.toml constraints.txt src/meshwright/version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo accuracy test test-gpu lint clean another-torch
+.PHONY: help venv demo accuracy test test-gpu lint parity clean another-torch
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,7 +27,10 @@ accuracy: .venv/.stamp ## the tables of docs/accuracy.md, from the measurements 
 	@$(RUN) meshwright validate --docs docs/accuracy.md
 
 test: lint .venv-base/.stamp ## lint, then the whole test suite
-	@$(RUN) pytest
+	@$(RUN) pytest -n logical --maxprocesses 4 --dist loadfile
+
+parity: .venv/.stamp ## many processes against one, all plans of the array; CASE=NAME runs one; writes docs/parity.md
+	@$(RUN) tests.parity.run $(if $(CASE),--case $(CASE))
 
 test-gpu: .venv/.stamp ## the tests that need a GPU; they skip, and say so, where there is none
 	@$(RUN) pytest -m gpu || { code=$$?; [ $$code -eq 5 ] && echo "test-gpu: there are no GPU tests" || exit $$code; }

@@ -1,18 +1,29 @@
 """One thread a process, set before any test module can import torch; one pool of workers for all tests."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell's background jobs ignore Ctrl-C, and so would every child that the tests send one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# A neighbour on the same cores makes any example slow: what must be quick is measured by tests of its own.
+settings.register_profile("suite", settings(deadline=None))
+settings.load_profile("suite")
 
 if TYPE_CHECKING:
     from meshwright.train.launch import WorkerPool
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays to the end: the collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

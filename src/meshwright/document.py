@@ -29,9 +29,10 @@ class Record(BaseModel):
     @classmethod
     def _name_unknown_keys(cls, data: Any) -> Any:
         if isinstance(data, dict):
+            known = cls.model_fields  # once: pydantic looks them up anew each time
             for key in data:
-                if key not in cls.model_fields:
-                    hint = did_you_mean(str(key), cls.model_fields)
+                if key not in known:
+                    hint = did_you_mean(str(key), known)
                     raise misplaced((str(key),), f"unknown key '{str(key)[:80]}'; {hint}", hidden=True)
         return data
 

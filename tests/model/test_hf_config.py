@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from transformers import AutoConfig
+from transformers.initialization import no_init_weights
 
 from meshwright.errors import DocumentError, UnknownNameError
 from meshwright.model.hf_config import from_config
@@ -41,8 +42,10 @@ def _on_meta(config: dict[str, Any]) -> torch.nn.Module:
     fields = {name: value for name, value in config.items() if name != "model_type"}
     settings = AutoConfig.for_model(config["model_type"], **fields)
     auto = next(auto for auto in _AUTO if type(settings) in auto._model_mapping)
-    with torch.device("meta"):
-        return as_published(auto.from_config(settings), config)
+    with torch.device("meta"), no_init_weights():
+        module = auto.from_config(settings)
+    module.tie_weights()  # which goes with the first values
+    return as_published(module, config)
 
 
 def _entry(name: str) -> dict[str, Any]:

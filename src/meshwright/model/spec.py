@@ -254,7 +254,7 @@ def _parts_are_sound(stack: LayerStack, place: int, streams: dict[str, Stream]) 
             raise misplaced(("stacks", place, "parts", at, "name"), f"'{part.name}' stands twice in '{stack.span}'")
         for inside, operator in enumerate(part.operators):
             for field in ("stream", "cross"):
-                named = getattr(operator, field, None)
+                named = vars(operator).get(field)
                 if named is not None and named not in streams:
                     where = ("stacks", place, "parts", at, "operators", inside, field)
                     raise misplaced(where, f"'{named}' is not named in streams; {did_you_mean(named, streams)}")

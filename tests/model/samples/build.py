@@ -1,15 +1,13 @@
 """How a small model is built and fed."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers.initialization import no_init_weights
 
 from meshwright.model.hf_config import from_config
 from meshwright.model.spec import ModelSpec
@@ -39,16 +37,7 @@ class Sample:
     fake: bool = True
     """False where the model looks at numbers on its way, so that fake tensors do not do."""
 
-    @contextmanager
-    def mode(self) -> Iterator[None]:
-        """Under which the model is built and run to be counted."""
-        with ExitStack() as stack:
-            if self.fake:
-                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-                stack.enter_context(no_init_weights())  # some first values look at numbers too
-            yield
-
-    @property
+    @cached_property
     def spec(self) -> ModelSpec:
         """What our reader makes of the configuration."""
         return from_config(self.config, self.name)
