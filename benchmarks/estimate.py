@@ -18,10 +18,10 @@ from meshwright.cost.calibration import Calibration, public_calibration
 from meshwright.cost.efficiency import tile_wastes
 from meshwright.cost.estimate import run_step
 from meshwright.cost.order_graph import graph_of
-from meshwright.cost.orders import orders
 from meshwright.cost.placement import Placement
 from meshwright.cost.shares import shares_of
 from meshwright.cost.simulation import Link, StageTime, simulate
+from meshwright.plan.orders import orders
 from meshwright.plan.rules import Inputs
 
 RUNS, COLD_RUNS = 21, 7

@@ -13,8 +13,8 @@ import numpy as np
 
 from galvatron.formula import Choice
 from galvatron.tables import Task
-from meshwright.cost.orders import orders
 from meshwright.cost.simulation import Link, StageTime, simulate
+from meshwright.plan.orders import orders
 
 FORWARD, FORWARD_RECOMPUTED = 1 / 3, 1 / 4
 """Of a layer's seconds."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshwright.cluster.shorthand import parse_cluster
 from meshwright.cluster.spec import Cluster, Device, Level, Link, Pool, Regions
-from meshwright.cost.calibration import IDEAL, Calibration, LinkConstants
+from meshwright.cost.calibration import IDEAL, Calibration, LinkConstants, public_calibration
 from meshwright.cost.collectives import TRAFFIC, Network, Way, seconds
 from meshwright.cost.flows import Kind
 from tests.cost.build import QUICK
@@ -30,6 +30,16 @@ WAY = Way(bandwidth=1e9, latency=1e-3)
 )
 def test_a_ring_takes_its_steps_and_its_bytes(kind: Kind, expected: float) -> None:
     assert seconds(kind, 1e9, 4, WAY) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "busbw"), [(1, 18.0), (8, 109.93), (32, 138.49), (128, 176.92), (512, 222.72), (4096, 233.88)]
+)
+def test_eight_a100_sum_as_quickly_as_has_been_measured(mebibytes: int, busbw: float) -> None:
+    """To a fifth, of whatever size: nccl-tests on 8 A100 (stas00/ml-engineering, network/README.md, GB/s of a bus)."""
+    size, network = mebibytes * 2**20, Network(parse_cluster("1x8xa100-80gb"), public_calibration())
+    measured = size * 2 * 7 / 8 / (busbw * 1e9)
+    assert seconds("all_reduce", size, 8, network.way(range(8))) == pytest.approx(measured, rel=0.21)
 
 
 def test_a_few_bytes_over_many_ranks_go_over_trees() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.calibration import DeviceConstants
+from meshwright.cost.casts import Narrow
 from meshwright.cost.compute import (
     Machine,
     Seconds,
@@ -79,7 +80,7 @@ def test_products_with_weights_alone_run_in_a_narrow_dtype() -> None:
 
 def narrowed(one: Share, machine: Machine) -> Seconds:
     """One operator where products with weights take one byte a number."""
-    return operator_seconds(load_of(one, KERNEL_SETS["megatron-flash"], Storage(), 1), Storage(), machine)
+    return operator_seconds(load_of(one, KERNEL_SETS["megatron-flash"], Storage(), Narrow(1)), Storage(), machine)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_each_kernel_takes_its_start() -> None:
 
 def test_exponentials_slow_small_heads_more() -> None:
     """Where they take as long as the products at a head dimension of 32, heads of 16 take three times as long as
-    without them, and heads of 64 half as long again.
+    without them, and heads of 64 half as long again; in backward, of which each has five products for two, 2/5 of that.
     """
     slow = ENDLESS._replace(reached=DeviceConstants(softmax=32))
     ratios = []
@@ -203,7 +204,33 @@ def test_exponentials_slow_small_heads_more() -> None:
         core = share(CORE.model_copy(update={"head_dim": size}))
         free, slowed = (timed(core, "megatron-flash", machine) for machine in (ENDLESS, slow))
         ratios.append((slowed.forward / free.forward, slowed.backward / free.backward))
-    assert ratios == [pytest.approx((3, 3)), pytest.approx((1.5, 1.5))]
+    assert ratios == [pytest.approx((3, 1.8)), pytest.approx((1.5, 1.2))]
+
+
+def test_short_sequences_and_narrow_windows_pay_for_their_ends() -> None:
+    """32 positions more to 128 are a quarter more; to a window of 64, half as much again."""
+    ends = ENDLESS._replace(reached=DeviceConstants(edge=32))
+    for window, more in ((None, 1.25), (64, 1.5)):
+        core = share(CORE.model_copy(update={"window": window}))._replace(work=Work(1, 128, 128))
+        free, paid = (timed(core, "megatron-flash", machine) for machine in (ENDLESS, ends))
+        assert (paid.forward / free.forward, paid.backward / free.backward) == pytest.approx((more, more))
+
+
+def test_gradients_for_what_several_matrices_read_are_added_up_unless_these_are_one() -> None:
+    """16 x 64 numbers of two bytes are read twice and written, beside products that take no time."""
+    again = share(Linear(inputs=64, outputs=32))._replace(fresh=False)
+    streaming = Machine(compute=1e18, matmul=1e18, memory=1e6, reached=DeviceConstants())
+    parted, joined = (timed(again, kernels, streaming).backward for kernels in ("hf-sdpa", "megatron-flash"))
+    assert parted - joined == pytest.approx(3 * 2 * again.work.positions * 64 / 1e6)
+
+
+def test_copies_around_flash_attention_take_time_besides() -> None:
+    """Unpadded: of inputs as much is read as written, and of outputs zeros besides."""
+    core, machine = share(CORE)._replace(keys=64), Machine(compute=1e18, matmul=1e18, memory=1e6)
+    apart = timed(core, "hf-unpadded-xentropy", machine).forward - timed(core, "hf-sdpa-xentropy", machine).forward
+    numbers = core.work.positions * CORE.head_dim
+    inputs = numbers * (CORE.heads + 2 * CORE.kv_heads)
+    assert apart == pytest.approx(2 * (2 * inputs + 3 * numbers * CORE.heads) / 1e6)
 
 
 def test_scores_that_are_written_out_take_no_exponentials_of_flash_attention() -> None:
@@ -217,8 +244,9 @@ def test_scores_that_are_written_out_take_no_exponentials_of_flash_attention() -
         ("megatron-flash", DeviceConstants(flash=0.25, flash_backward=0.2), (4, 5)),
         ("megatron-flash", DeviceConstants(flash=0.25, own_flash=0.5, own_flash_backward=0.4), (2, 2.5)),
         ("hf-sdpa", DeviceConstants(flash=0.25, flash_backward=0.2, own_flash=0.5, own_flash_backward=0.4), (4, 5)),
+        ("hf-sdpa-xentropy", DeviceConstants(flash=0.5, flash_backward=0.4, early_flash=0.5), (4, 5)),
     ],
-    ids=["none known", "the maker's", "another package's"],
+    ids=["none known", "the maker's", "another package's", "an early version"],
 )
 def test_who_calls_the_makers_attention_reaches_what_that_reaches(
     kernels: str, reached: DeviceConstants, slower: tuple[float, float]

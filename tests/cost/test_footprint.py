@@ -29,7 +29,8 @@ def peaks(draw: st.DrawFn) -> Taken:
     return Taken(
         peak,
         resting=peak * draw(st.floats(0, 1)),
-        apart=draw(st.floats(0, 1e11)),
+        pinned=draw(st.floats(0, 1e11)),
+        freed=draw(st.floats(0, 1e11)),
         communicators=draw(st.integers(0, 9)),
         overlapping=draw(st.booleans()),
     )
@@ -46,6 +47,7 @@ def test_a_device_is_asked_for_more_than_is_reserved_and_that_is_more_than_is_al
     assert found.allocated.low <= taken.peak <= found.allocated.high
     assert found.allocated.low <= found.reserved.low <= found.device.low
     assert found.allocated.high <= found.reserved.high <= found.device.high
+    assert found.allocated.high <= found.needed.high <= found.device.high
 
 
 @QUICK
@@ -69,8 +71,13 @@ def test_states_that_rest_leave_no_gaps_and_micro_batches_in_flight_leave_more()
 
 
 def test_tensors_of_another_time_are_reserved_and_not_allocated() -> None:
-    found = footprint(Taken(10.0, apart=3.0), DeviceConstants())
-    assert (found.allocated.high, found.reserved.low) == (10.0, 13.0)
+    found = footprint(Taken(10.0, pinned=3.0), DeviceConstants())
+    assert (found.allocated.high, found.reserved.low, found.needed.low) == (10.0, 13.0, 13.0)
+
+
+def test_what_the_allocator_can_give_back_is_reserved_and_not_needed() -> None:
+    found = footprint(Taken(10.0, freed=3.0), DeviceConstants())
+    assert (found.reserved.low, found.device.low, found.needed.low) == (13.0, 13.0, 10.0)
 
 
 def test_each_axis_and_the_pipeline_have_a_communicator() -> None:

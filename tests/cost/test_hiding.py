@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.cost.calibration import IDEAL, Calibration
 from meshwright.cost.estimate import Estimate, estimate_plan
-from meshwright.cost.hiding import ring_left, tensor_left
+from meshwright.cost.hiding import ring_left, tensor_left, weights_left
 from meshwright.cost.layer_times import LayerSeconds, time_layer
 from meshwright.cost.placement import Placement
 from meshwright.cost.wires import Wires
@@ -123,3 +123,28 @@ def test_each_part_is_cut_by_its_own_ranks() -> None:
     """The first part has no tensor parallelism; of the MLP's exchanges one of four pieces stays."""
     apart, beside = parts_apart(()), parts_apart(("tensor",))
     assert beside.parts["tensor"] == pytest.approx(apart.parts["tensor"] / 4)
+
+
+@QUICK
+@given(seconds, seconds, st.floats(0, 1))
+def test_of_sums_beside_weights_at_least_what_does_not_fit_stays(
+    exchanged: float, computing: float, contention: float
+) -> None:
+    stays = weights_left(exchanged, computing, contention)
+    assert max(0.0, exchanged - computing) <= stays * (1 + 1e-9) + 1e-9
+    assert stays <= exchanged * (1 + contention) * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.parametrize(("split", "apart"), [("tp", 0.0), ("tp+sp", 1 / 2)])
+def test_sums_of_inputs_gradients_hide_beside_the_products_for_weights(split: str, apart: float) -> None:
+    """Of wide layers on two ranks: forward's exchanges wait as before, and of backward's the gathers alone, each of
+    which takes as long as the scattering of a sum.
+    """
+    layers = []
+    for overlap in ((), ("weights",)):
+        asked: dict[str, Any] = {"execution": {"overlap": list(overlap), "kernels": "hf-sdpa"}, "sequence": 4096}
+        placement = Placement(inputs(WIDE, "2xh100", {"t": 2}, {"t": split}, batch=1, **asked), IDEAL)
+        layers.append(time_layer(placement, Wires(placement), placement.block_of["decoder.1"]))
+    waited, hidden = ([way.spent.parts.get("tensor", 0.0) for way in (one.forward, one.backward)] for one in layers)
+    assert hidden[0] == waited[0] > 0
+    assert hidden[1] == pytest.approx(apart * waited[1])

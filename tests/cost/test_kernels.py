@@ -8,10 +8,10 @@ import pytest
 from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.cost.saved import looked_at, shared_bytes, stack_uses
 from meshwright.cost.shares import Extent, Learning, Share, layer_shares
-from meshwright.cost.uses import storage_of
+from meshwright.cost.uses import Storage, storage_of
 from meshwright.cost.ways import Ways
 from meshwright.model.hf_config import from_config
-from meshwright.model.operators import Activation, Linear, Loss
+from meshwright.model.operators import Activation, Attention, Linear, Loss, Norm, Rotary
 from meshwright.model.spec import Part
 from meshwright.model.work import Work
 from tests.cost.build import GPT2, LLAMA
@@ -182,16 +182,17 @@ def test_transformer_engine_keeps_inputs_of_matrices_as_they_were_multiplied() -
 
 
 def test_megatrons_loss_is_cut_into_more_kernels_than_a_fused_one_and_keeps_as_much() -> None:
-    """Of 16 x 7 logits in fp16: 38 bytes forward and 14 backward for each, a third and two thirds of them all; fused
-    they are read and written in float32, 2 + 4. Both keep float32.
+    """Of 16 x 7 logits in fp16: 38 bytes forward and 14 backward for each, a third and two thirds of them all; where
+    kernels are joined, 30 and 14; fused they are read and written in float32, 2 + 4. All keep float32.
     """
     loss, work = Loss(classes=7), Work(1, 16, 16)
     share = Share(loss, work, learns=False, passes=True)
-    cut, fused = (
-        KERNEL_SETS[name].use(share, storage_of(2, "nccl", "gpt2")) for name in ("megatron-fused", "megatron-flash")
+    cut, joined, fused = (
+        KERNEL_SETS[name].use(share, storage_of(2, "nccl", "gpt2"))
+        for name in ("megatron-fused", "megatron-flash", "internevo")
     )
-    assert (cut.moved, fused.moved) == (pytest.approx(16 * 7 * 52 / 3), 16 * 7 * 6)
-    assert cut.kept == fused.kept == 16 * 7 * 4
+    assert (cut.moved, joined.moved, fused.moved) == pytest.approx((16 * 7 * 52 / 3, 16 * 7 * 44 / 3, 16 * 7 * 6))
+    assert cut.kept == joined.kept == fused.kept == 16 * 7 * 4
 
 
 def test_a_gpu_keeps_dropout_masks_in_bytes() -> None:
@@ -243,3 +244,26 @@ def test_an_encoders_output_is_kept_once_for_all_layers_that_look_at_it() -> Non
     part = next(part for part in layer.parts if part.name == "cross_attention")
     shares = layer_shares([(part, Ways())], Extent(SAMPLES, lengths, "target"), Learning())[0]
     assert [share.fresh for share in shares if isinstance(share.operator, Linear)] == [True, False, False, True]
+
+
+@pytest.mark.parametrize(("element", "bytes_moved"), [(2, 124), (4, 120)])
+def test_an_eager_norm_of_2023_reads_and_writes_what_its_kernels_do_forward_and_backward(
+    element: int, bytes_moved: int
+) -> None:
+    """Counted by hand (`norm_divided`); backward is taken to move twice as much as forward."""
+    share = Share(Norm(kind="rms", width=8), Work(2, 5, 5), learns=True, passes=True)
+    moved = KERNEL_SETS["megatron-flash-eager"].use(share, Storage(element)).moved
+    assert 3 * moved == pytest.approx(2 * 5 * 8 * bytes_moved)
+
+
+def test_torchtitans_rotary_embedding_and_copies_of_keys_move_more_than_compiled_ones() -> None:
+    """Ten tensors of 8 numbers for two; of keys and values, a head of 4 each, 16 positions are read and four heads
+    written.
+    """
+    work, storage = Work(1, 16, 16), storage_of(2, "nccl", "llama")
+    turn, core = Rotary(width=8), Attention(heads=4, kv_heads=1, head_dim=4)
+    more = [
+        KERNEL_SETS["torchtitan"].use(one, storage).moved - KERNEL_SETS["torch-compile"].use(one, storage).moved
+        for one in (Share(each, work, learns=False, passes=True, keys=16) for each in (turn, core))
+    ]
+    assert more == [2 * 8 * 16 * 8, 2 * 2 * 16 * 4 * (1 + 4)]

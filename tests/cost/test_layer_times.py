@@ -7,7 +7,7 @@ import pytest
 from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cost.calibration import IDEAL, Calibration
 from meshwright.cost.estimate import Estimate, estimate_plan
-from meshwright.cost.layer_times import _rows, time_layer
+from meshwright.cost.layer_times import _rows, adding_up, time_layer
 from meshwright.cost.offload import host_link
 from meshwright.cost.placement import Placement
 from meshwright.cost.wires import Wires
@@ -201,3 +201,14 @@ def test_backwards_in_halves_shorten_the_bubble_and_keep_more() -> None:
     )
     assert halves.bubble < whole.bubble
     assert halves.memory_peak_bytes >= whole.memory_peak_bytes
+
+
+def test_no_product_adds_the_gradient_of_a_table() -> None:
+    """In bf16 zeros are written; then it is read, and what it is added to in float32 read and written."""
+    given = inputs(llama(), "1xh100", {"x": 1}, {"x": "dp"}, execution={"kernels": "megatron-flash"})
+    placement = Placement(given, IDEAL)
+    table, layer = (placement.block_of[name] for name in ("embed", "decoder.0"))
+    memory = placement.inputs.cluster.devices["h100"].memory_bandwidth
+    numbers = sum(operator.parameters() for operator in table.stack.operators)
+    assert adding_up(placement, table) == pytest.approx(numbers * (2 + 2 + 2 * 4) / memory)
+    assert adding_up(placement, layer) == 0

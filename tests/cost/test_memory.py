@@ -1,5 +1,7 @@
 """Memory of a rank as a peak over instants, and its states against hand formulas."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +11,11 @@ from hypothesis import strategies as st
 from meshwright.cost.activations import layer_activations
 from meshwright.cost.layer_states import States, layer_states
 from meshwright.cost.memory import Instant, Memory, group_memory, plan_memory
-from meshwright.cost.orders import Order, orders
 from meshwright.cost.placement import Placement
-from meshwright.model.resolve import resolve_model
+from meshwright.model.hf_config import from_config
+from meshwright.model.resolve import CATALOG, resolve_model
+from meshwright.model.spec import ModelSpec
+from meshwright.plan.orders import Order, orders
 from meshwright.plan.rules import Inputs
 from meshwright.plan.words import Schedule
 from tests.cost.build import QUICK, gpt2, inputs, llama
@@ -157,6 +161,8 @@ RECOMPUTES: list[Any] = [
     {"save": ["matmul", "attention", "collective"]},
     {"save": ["matmul"]},
     {"save": ["attention"]},
+    {"save": ["qkv"]},
+    {"repeat": ["norm", "activation"]},
     "full",
 ]
 KERNELS = ["hf-eager", "hf-sdpa", "torch-compile", "megatron-fused", "megatron-flash"]
@@ -204,6 +210,40 @@ def test_a_list_keeps_the_input_and_what_it_names() -> None:
 def test_every_second_matrix_is_kept_beginning_with_the_first() -> None:
     """Of 3 + 1 + 4 + 1 widths the first and the third matrix."""
     assert kept({"save": ["half-matmul"]}, "megatron-flash") == 2 * S_B_H * (1 + 3 + 4)
+
+
+def test_what_makes_queries_keys_and_values_is_kept_by_name() -> None:
+    assert kept({"save": ["qkv"]}, "megatron-flash") == 2 * S_B_H * (1 + 3)
+
+
+def test_repeated_norms_and_activations_leave_the_inputs_of_matrices_out() -> None:
+    """Of 34 s b h two inputs of 2 behind the norms, one of 8 behind the activation (Korthikanti 2022, section 4.1)."""
+    every, again = kept("none"), {word: kept({"repeat": [word]}) for word in ("norm", "activation")}
+    assert (every - again["norm"], every - again["activation"]) == (4 * S_B_H, 8 * S_B_H)
+    assert kept({"repeat": ["norm", "activation"]}) == every - 12 * S_B_H
+
+
+def latent() -> ModelSpec:
+    """A small DeepSeek-V3 without experts: 8 heads, of 16 + 8 numbers for queries and keys and 16 for values."""
+    config = json.loads((CATALOG / "deepseek-v3.json").read_text(encoding="utf-8"))["config"]
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
+    ranks = {"v_head_dim": 16, "q_lora_rank": 32, "kv_lora_rank": 16, "first_k_dense_replace": 2}
+    return from_config(config | sizes | heads | ranks)
+
+
+def test_repeated_up_projections_leave_queries_keys_and_values_out() -> None:
+    """MLA of 8 heads: queries and keys of 24 numbers, values of 16; latents stay."""
+    found = {}
+    for recompute in ("none", {"repeat": ["up-projection"]}):
+        given_inputs = inputs(
+            latent(), "1xh100", {"all": 1}, {"all": "dp"}, recompute=recompute, execution={"kernels": "megatron-flash"}
+        )
+        placement = Placement(given_inputs)
+        found[str(recompute)] = layer_activations(placement, placement.block_of["decoder.0"]).kept
+    every, again = found.values()
+    positions = 8 * 64
+    assert every - again == 2 * positions * 8 * (24 + 24 + 16)
 
 
 def test_of_sums_that_are_scattered_again_a_rank_keeps_its_own_positions() -> None:
@@ -306,3 +346,67 @@ def test_megatron_keeps_gradient_buffers_from_step_to_step() -> None:
 def test_the_smallest_device_of_a_group_decides() -> None:
     given_inputs = inputs(llama(), "1xh100+1xv100", {"all": 2}, {"all": "dp"})
     assert group_memory(Placement(given_inputs), "g0", alone("gpipe", 1)).capacity == 32 * 2**30
+
+
+def test_deepspeed_reduces_from_a_bucket_and_copies_the_shard_that_it_steps() -> None:
+    """Half of 16-bit gradients in fp32, as elsewhere, and once more as they are; and a bucket of 5e8 numbers."""
+    plain, found = (
+        memory(role="dp/zero1", recipe=BF16, execution={"kernels": f"megatron-{name}"})
+        for name in ("fused", "deepspeed")
+    )
+    half = llama().parameters / 2
+    assert part(plain, "widened", "step") == 4 * half
+    assert part(found, "widened", "step") == (4 + 2) * half + 2 * 5e8
+
+
+def test_deepspeed_adds_16_bit_gradients_up_in_float32_beside_them() -> None:
+    found = memory(role="dp/zero1", execution={"kernels": "megatron-deepspeed"})
+    assert part(found, "gradients", "step") == (4 + 2) * llama().parameters
+
+
+def test_deepspeed_keeps_what_a_stage_hands_on() -> None:
+    plain, found = (
+        memory(pp=2, recompute="full", execution={"kernels": f"megatron-{name}"}) for name in ("fused", "deepspeed")
+    )
+    assert part(found, "activations") - part(plain, "activations") == 2 * 4 * 64 * 64
+
+
+def test_deepspeed_gathers_one_matrix_at_a_time() -> None:
+    found = memory(role="dp/zero3", execution={"kernels": "megatron-deepspeed"})
+    matrices = [op.parameters() for layer in llama().layers for op in layer.stack.operators]
+    assert part(found, "gathered") == pytest.approx(2 * max(matrices))
+
+
+def test_internevos_optimizer_makes_two_copies_on_its_way() -> None:
+    plain, found = (
+        memory(role="dp/zero1", recipe=BF16, execution={"kernels": name}) for name in ("nanotron", "internevo")
+    )
+    half = llama().parameters / 2
+    assert part(found, "widened", "step") - part(plain, "widened", "step") == (2 * 4 + 2) * half + 2 * 2**29
+
+
+def test_the_smaller_of_a_layers_backward_and_the_losss_lies_apart() -> None:
+    found = memory(recompute="full")
+    layer, loss = part(found, "recomputed"), part(found, "loss")
+    assert (layer > 0) != (loss > 0)
+    assert 0 < found.unlike <= max(layer, loss)
+    assert found.footprint.reserved.low - replace(found, unlike=0.0).footprint.reserved.low == found.unlike
+
+
+def test_segments_that_grow_leave_fewer_gaps() -> None:
+    plain, found = (
+        memory(in_flight=4, order=alone("gpipe", 4), recompute="full", execution={"expandable_segments": grown})
+        for grown in (False, True)
+    )
+    assert found.footprint.allocated == plain.footprint.allocated
+    assert found.footprint.device.high < plain.footprint.device.high
+
+
+@pytest.mark.parametrize(("length", "more"), [(16, False), (512, True)])
+def test_eager_attention_needs_gradients_of_long_rows_of_scores_on_its_way(length: int, *, more: bool) -> None:
+    given_inputs = inputs(
+        llama(), "1xh100", {"all": 1}, {"all": "dp"}, sequence=length, execution={"kernels": "hf-eager"}
+    )
+    placement = Placement(given_inputs)
+    layer = layer_activations(placement, placement.block_of["decoder.0"])
+    assert (layer.whole > layer.kept) == more

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 from meshwright.cost.estimate import estimate_plan  # noqa: E402
-from meshwright.runtime.loss import next_token_loss  # noqa: E402
+from meshwright.runtime.loss import next_token_labels, token_loss  # noqa: E402
 from tests.cost.build import inputs, llama  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -34,7 +34,7 @@ def measured(micro_batches: int, attention: str) -> float:
     def step() -> None:
         for part in ids.chunk(micro_batches):
             output = model(input_ids=part, use_cache=False)  # held until backward is through, as the runtime does
-            (next_token_loss(output.logits, part) / ids.numel()).backward()
+            (token_loss(output.logits, next_token_labels(part)) / ids.numel()).backward()
             del output
         optimizer.step()
         optimizer.zero_grad()

@@ -41,10 +41,13 @@ def between(source: dict[str, str], target: dict[str, str]) -> list[tuple[str, t
         pytest.param({"a": "cp"}, {}, [("all_gather", ("a",), 240)], id="positions are gathered"),
         pytest.param({}, {"c": "tp+sp"}, [], id="a slice of positions moves nothing"),
         pytest.param({"c": "tp+sp"}, {"c": "ulysses"}, [], id="both divide the positions"),
-        pytest.param({"a": "cp"}, {"c": "cp"}, [("all_to_all", ("a", "c"), 60)], id="positions change places"),
+        pytest.param({"a": "cp"}, {"c": "cp"}, [("exchange", ("a", "c"), 60)], id="positions change places"),
         pytest.param({"c": "dp"}, {"c": "cp"}, [("all_to_all", ("c",), 60)], id="samples become positions"),
         pytest.param(
             {"a": "dp", "c": "dp"}, {"a": "dp", "c": "cp"}, [("all_to_all", ("c",), 30)], id="some of them do"
+        ),
+        pytest.param(
+            {"a": "dp", "c": "dp"}, {"a": "cp", "c": "dp"}, [("exchange", ("a", "c"), 30)], id="the outer ones do"
         ),
         pytest.param({"a": "dp", "c": "cp"}, {"a": "dp"}, [("all_gather", ("c",), 120)], id="under equal samples"),
     ],

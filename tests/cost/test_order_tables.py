@@ -3,13 +3,13 @@
 import pytest
 
 from meshwright.cost.order_tables import fit_orders, read_table
-from meshwright.cost.orders import orders
 from meshwright.errors import PlanError
+from meshwright.plan.orders import orders
 from meshwright.plan.rules_schedule import PLACEMENTS
 from meshwright.plan.spec import Plan
 from meshwright.plan.words import Schedule
 from tests.cost.build import inputs, llama
-from tests.cost.test_orders import places
+from tests.plan.test_orders import places
 
 
 @pytest.mark.parametrize("schedule", sorted(PLACEMENTS))

@@ -119,7 +119,9 @@ def test_a_wave_that_is_not_full_costs_as_much_as_one_that_is(product: Product, 
 def test_rows_in_memory_begin_at_multiples_of_sixteen_bytes_or_products_slow_down(
     product: Product, aligned: bool
 ) -> None:
-    plain, slowed = (
-        product_seconds(product, Peaks(1e9, 1e15, 2), DeviceConstants(unaligned=each)) for each in (1, 0.25)
-    )
-    assert slowed / plain == pytest.approx(1 if aligned else 4)
+    for batched, name in ((False, "unaligned"), (True, "unaligned_batched")):
+        plain, slowed = (
+            product_seconds(product, Peaks(1e9, 1e15, 2), DeviceConstants(**{name: each}), batched=batched)
+            for each in (1.0, 0.25)
+        )
+        assert slowed / plain == pytest.approx(1 if aligned else 4)

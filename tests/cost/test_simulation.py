@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.order_tables import read_table
-from meshwright.cost.orders import Order, order_of, orders
 from meshwright.cost.simulation import Link, SharedPool, StageTime, Tied, Timeline, simulate
 from meshwright.errors import PlanError
+from meshwright.plan.orders import Order, order_of, orders
 from meshwright.plan.words import Schedule
 from tests.cost.build import QUICK
-from tests.cost.test_orders import places
+from tests.plan.test_orders import places
 
 SCHEDULES: list[Schedule] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
 durations = st.integers(0, 50).map(lambda number: number / 4)

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 import meshwright as mw
 from meshwright.cost.calibration import IDEAL, DeviceConstants
 from meshwright.cost.collectives import Network, seconds
-from meshwright.cost.layer_times import time_layer
+from meshwright.cost.layer_times import OneWay, Spent, time_layer
 from meshwright.cost.placement import Placement
-from meshwright.cost.simulation import Tied
+from meshwright.cost.simulation import Link, Tied
 from meshwright.cost.stage_times import Stages, _Host
+from meshwright.cost.volumes import step_collectives
 from meshwright.cost.wires import Wires
 from meshwright.plan.groups import process_groups
 from meshwright.plan.rules import Inputs
@@ -103,14 +104,55 @@ def test_a_device_waits_for_a_host_that_is_slower_and_a_cpu_for_each_operation()
         assert parts.get("launch", 0) == pytest.approx(0 if ahead else launches * 1e-12)
 
 
+layers = st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10), st.booleans()), min_size=1, max_size=5)
+
+
 @QUICK
-@given(st.floats(0, 1e-3), st.integers(0, 10_000), st.floats(0, 10))
+@given(layers)
 def test_a_host_that_launches_ahead_is_waited_for_less_than_one_that_does_not(
-    launch: float, launches: int, computing: float
+    found: list[tuple[float, int, bool]],
 ) -> None:
-    ahead, apart = (_Host(launch, ahead=ahead).waited(launches, computing) for ahead in (True, False))
-    assert 0 <= ahead <= apart == launch * launches
-    assert ahead + computing == pytest.approx(max(computing, apart))
+    """And layers take no less than the longer of host and device, in all, and each by itself where ranks exchange."""
+    ways = [
+        OneWay(Spent({("tensor" if exchanges else "forward"): own}), launches=count) for own, count, exchanges in found
+    ]
+    computing, launches = sum(own for own, _, _ in found), sum(count for _, count, _ in found)
+    ahead, apart = (_Host(1.0, ahead=ahead).waited(ways, computing) for ahead in (True, False))
+    assert 0 <= ahead <= apart * (1 + 1e-12) + 1e-12
+    assert apart == launches
+    longer = sum(max(own, count) for own, count, exchanges in found if exchanges)
+    assert computing + ahead >= max(computing, launches, longer) * (1 - 1e-12)
+
+
+def test_a_host_that_waits_for_each_kernel_adds_all_that_it_launches_and_hides_nothing() -> None:
+    """CUDA_LAUNCH_BLOCKING=1: gradients are summed after the last backward, and kernels launched one by one."""
+    reached = IDEAL.model_copy(update={"others": DeviceConstants(launch=1e-6)})
+    asked = {"overlap": ["gradients"]}
+    ahead, apart = (
+        Stages(Placement(inputs(gpt2(), "2xh100", {"all": 2}, {"all": "dp"}, execution=asked | more), reached)).work[0]
+        for more in ({}, {"blocking": True})
+    )
+    for way in ("forward", "backward"):
+        spent, waited = (getattr(work, way).parts for work in (ahead, apart))
+        assert waited["launch"] == pytest.approx(spent["launch"] + spent[way])
+    assert apart.reduce.parts["state"] > ahead.reduce.parts["state"]
+
+
+@pytest.mark.parametrize(("kernels", "parts"), [("megatron-fused", 2), ("megatron-eager", 1)])
+def test_tensor_ranks_send_what_they_all_have_in_parts_where_the_implementation_does(kernels: str, parts: int) -> None:
+    """By hand: 4 samples of 64 positions of 64 numbers in bf16, halved over two ranks and gathered on arrival."""
+    given_inputs = inputs(
+        gpt2(), "2x2xh100", {"t": 2}, {"t": "tp"}, pp=2, batch=4, execution={"kernels": kernels, "overlap": []}
+    )
+    placement = Placement(given_inputs, IDEAL)
+    stages, network, whole = Stages(placement), Network(given_inputs.cluster), 2 * 4 * 64 * 64
+    sent = seconds("p2p", whole / parts, 2, network.crossing([(0, 2), (1, 3)]))
+    assert stages.links == [Link(0, 1, pytest.approx(sent), pytest.approx(sent))]
+    gathered = pytest.approx(seconds("all_gather", whole, 2, network.way((0, 1)))) if parts > 1 else 0.0
+    assert stages.work[1].forward.parts.get("transition", 0.0) == gathered
+    assert stages.work[0].backward.parts.get("transition", 0.0) == gathered
+    moved = {(one.kind, one.when): one.bytes for one in step_collectives(given_inputs) if one.purpose == "transition"}
+    assert moved == ({("all_gather", when): whole for when in ("forward", "backward")} if parts > 1 else {})
 
 
 def test_the_slowest_host_of_a_group_is_waited_for() -> None:

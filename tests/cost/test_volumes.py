@@ -171,6 +171,35 @@ def test_sequence_parallelism_gathers_and_scatters_instead(kernels: str, again: 
     }
 
 
+@pytest.mark.parametrize(
+    ("kernels", "scaling", "narrow"),
+    [
+        ("torch-compile", "tensors", 2),
+        ("torch-compile", "rows", 1),
+        ("megatron-flash", "tensors", 2),
+        ("hf-sdpa", "tensors", 1),
+    ],
+)
+def test_what_a_narrow_product_wants_is_gathered_narrow_but_for_scales_of_rows(
+    kernels: str, scaling: str, narrow: int
+) -> None:
+    """In fp8 half the bytes of bf16; sums stay wide, and so do those of the ends of a model."""
+    asked = {"recipe": {"precision": {"matmul": "fp8", "scaling": scaling}}, "execution": {"kernels": kernels}}
+    given = plan({"all": "tp+sp"}, **asked)
+    sizes = {(kind, size) for kind, _, size, _ in found(given, "tensor", span="decoder.0-3")}
+    assert sizes == {("all_gather", ACTIVATIONS / narrow), ("reduce_scatter", ACTIVATIONS)}
+    assert {size for _, _, size, _ in found(given, "tensor", span="head")} == {ACTIVATIONS}
+
+
+def test_saved_collectives_are_sums_and_what_is_gathered_is_gathered_again() -> None:
+    """Of each layer two gathers; a rank keeps its own run of what a matrix reads."""
+    given = plan({"all": "tp+sp"}, recompute={"save": ["matmul", "attention", "collective"]})
+    again = [
+        (kind, times) for kind, when, _, times in found(given, "tensor", span="decoder.0-3") if when == "recompute"
+    ]
+    assert again == [("all_gather", 2 * LAYERS * M)]
+
+
 def test_norms_that_see_a_run_of_positions_each_add_their_gradients_up() -> None:
     norms = found(plan({"all": "tp+sp"}), "gradient", span="decoder.0-3")
     assert norms == [("all_reduce", "reduce", 4 * 2 * HIDDEN, LAYERS)]

@@ -27,7 +27,7 @@ def measured(**fields: str) -> Measured:
 def scored(predicted: float, seconds: float | None, *, word: str = "fits", out: float = 0.0, **fields: str) -> Scored:
     """A row of so many measured seconds with its prediction."""
     row = measured(measured_iter_time_s="" if seconds is None else str(seconds), **fields)
-    footprint = Footprint(Range(9e9, 11e9), Range(10e9, 14e9), Range(12e9, 16e9))
+    footprint = Footprint(Range(9e9, 11e9), Range(10e9, 14e9), Range(12e9, 16e9), Range(12e9, 16e9))
     found = Predicted(predicted, {"forward": predicted}, footprint, 80e9, out, word, "one device")
     return Scored(row, found, device="a100-80gb", family="megatron", lab="a lab")
 

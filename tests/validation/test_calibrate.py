@@ -7,6 +7,7 @@ import pytest
 from meshwright.cost.calibration import public_calibration
 from meshwright.cost.estimate import estimate_plan
 from meshwright.errors import MeshwrightError
+from meshwright.report.calibrate import base_of
 from meshwright.validation.calibrate import calibrate, unrelated
 from meshwright.validation.constants import CLOCKED, apply, constants_for, kin_of
 from meshwright.validation.frameworks import framework_of
@@ -67,6 +68,25 @@ def test_processes_time_rows_as_an_estimate_does() -> None:
     expected = [math.log(seconds(row, calibration)) for row in ROWS[:4]]
     assert first.tolist() == pytest.approx(expected, rel=1e-12)
     assert [math.isnan(each) for each in second] == [True, True, False, True]
+
+
+def test_a_blind_fit_begins_from_guesses_and_not_from_what_the_left_out_runs_said() -> None:
+    """NVIDIA alone measured on B200: without its runs, what is known is what matrices alone reach."""
+    known = public_calibration()
+    blind, seen = (base_of(None, without).device("b200") for without in ("mlperf", None))
+    guesses = {each.name: each.guess for each in constants_for(["b200"])}
+    assert (blind.matmul, blind.own_flash, blind.memory) == tuple(
+        guesses[name] for name in ("matmul", "own_flash", "memory")
+    )
+    assert seen == known.device("b200")
+    assert base_of(None, "mlperf").device("cpu") == known.device("cpu")
+
+
+def test_each_constant_says_where_its_guess_is_from() -> None:
+    said = {each.name: each.source for each in constants_for(["h100"])}
+    assert "issue 147971" in said["by_rows"]
+    assert "Shah 2024" in said["own_flash"]
+    assert not said["contention"]
 
 
 def test_packages_of_one_chip_share_its_constants() -> None:

@@ -74,7 +74,7 @@ def test_the_worst_rows_are_explained_part_by_part(rows: Path) -> None:
     assert code == 0
     assert "rows.csv:" in out
     assert "backward" in out
-    assert re.search(r"plan +tp(\+sp)? 8, 1 micro-batch, recompute", out)
+    assert re.search(r"plan +tp(\+sp)? 8 on each of \d+ stages, \w+, \d+ micro-batches, recompute", out)
     assert "internevo" not in out
 
 

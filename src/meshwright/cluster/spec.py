@@ -295,15 +295,16 @@ class Cluster(Document):
         """The slowest way that these devices must cross to talk: the level at which they all meet, or the link
         between pools; `one_way`: where only the first of them sends.
         """
-        pool = self.pool_of(min(ranks))
-        if self.pool_of(max(ranks)) is not pool:
+        lowest, highest = min(ranks), max(ranks)
+        pool = self.pool_of(lowest)
+        if self.pool_of(highest) is not pool:
             pools = list({(each := self.pool_of(rank)).name: each for rank in ranks}.values())
             return self._between(pools, pools[:1] if one_way else pools)
         start = self.starts[self.pools.index(pool)]
         unit = 1
         for level in pool.levels:
             wide = unit * level.size
-            if len({(rank - start) // wide for rank in ranks}) == 1:
+            if (lowest - start) // wide == (highest - start) // wide:
                 break
             unit = wide
         link = self.links[level.link].among(len({(rank - start) // unit for rank in ranks}))

@@ -81,7 +81,14 @@ def attention_eager(op: Attention, share: Share, storage: Storage) -> Use:
         scored * (core.queries + core.keys) + element * (core.values + fused) + kept,
         core.scores * passes + element * core.streamed,
         kept,
+        passing=core.scores * (element + (2 * softmax if wide else element)),
     )
+
+
+def attention_plain(op: Attention, share: Share, storage: Storage) -> Use:
+    """As an eager one, with the softmax in the compute dtype whatever the family (minGPT)."""
+    habits = storage.habits._replace(wide_softmax=False, wide_scores=False)
+    return attention_eager(op, share, storage._replace(habits=habits))
 
 
 def attention_flash(op: Attention, share: Share, storage: Storage) -> Use:
@@ -100,6 +107,30 @@ def attention_flash_copied(op: Attention, share: Share, storage: Storage) -> Use
     use = attention_flash(op, share, storage)
     copied = storage.element * _core(op, share, copied=False).outputs if share.work.samples > 1 else 0.0
     return use._replace(kept=use.kept + copied, moved=use.moved + 2 * copied)
+
+
+def attention_unpadded(op: Attention, share: Share, storage: Storage) -> Use:
+    """As `attention_sdpa`, on queries, keys and values that are picked from the padded ones, each a copy, and put back
+    into a tensor of zeros (flash_attn/bert_padding.py, 2023, as llm-foundry's attention.py calls it for every batch).
+    """
+    core, use = _core(op, share, copied=False), attention_sdpa(op, share, storage)
+    return use._replace(moved=use.moved + storage.element * (2 * core.inputs + 3 * core.outputs))
+
+
+def attention_repeated(op: Attention, share: Share, storage: Storage) -> Use:
+    """As `attention_compiled`, on keys and values that are copied for every query head (torchtitan's repeat_kv)."""
+    use, few, many = (
+        attention_compiled(op, share, storage),
+        _core(op, share, copied=False),
+        _core(op, share, copied=True),
+    )
+    copies = few.keys + few.values + many.keys + many.values if op.kv_heads < op.heads else 0.0
+    return use._replace(moved=use.moved + storage.element * copies)
+
+
+def streamed(op: Attention, share: Share, storage: Storage) -> float:
+    """Bytes that the core itself reads and writes, whatever its kernel."""
+    return storage.element * _core(op, share, copied=False).streamed
 
 
 def is_math(op: Attention, share: Share, storage: Storage) -> bool:
@@ -142,7 +173,15 @@ def _attention_masked(op: Attention, share: Share, storage: Storage) -> Use:
     bias = element * share.work.positions * share.work.context if masked and not op.alibi else 0.0
     kept = storage.wide * core.rows + bias
     laid_out = element * core.outputs if habits.laid_out or _is_alone(op, habits) else 0.0
-    return Use(element * inputs + kept + laid_out, element * core.streamed + bias + 2 * laid_out, kept)
+    moved = element * core.streamed + bias + 2 * laid_out + _put_together(core, share, element)
+    return Use(element * inputs + kept + laid_out, moved, kept)
+
+
+def _put_together(core: _Core, share: Share, element: float) -> float:
+    """The gradients of slices of one tensor are read, and written side by side: a third of that, since backward is
+    taken to move twice what forward does.
+    """
+    return 2 * element * core.inputs / 3 if share.fused else 0.0
 
 
 def _is_alone(op: Attention, habits: Habits) -> bool:
@@ -191,4 +230,5 @@ def attention_fused(op: Attention, share: Share, storage: Storage) -> Use:
     """A fused kernel scales, masks and takes the softmax, and keeps its output: 2 a s^2 b in bf16."""
     core, element = _core(op, share, copied=True), storage.element
     kept = element * core.scores
-    return Use(element * core.inputs + kept, element * (4 * core.scores + core.streamed), kept)
+    moved, passing = element * (4 * core.scores + core.streamed), element * core.scores * (1 + share.dropped)
+    return Use(element * core.inputs + kept, moved, kept, passing=passing)

@@ -17,6 +17,9 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 """Of a public peak: above 1 a time would lie under the roofline."""
 Factored = Annotated[float, Field(ge=0.1, le=10)]
 Factor = Annotated[float, Field(ge=1, le=10)]
+Core = Literal["package", "early", "maker"]
+"""Whose flash attention: the package of that name from its second version on, and PyTorch's copy of it; its first
+version, or Triton's; or the device's maker's (cuDNN, which Transformer Engine calls)."""
 PUBLIC = Path(__file__).parent / "calibrations" / "public.yaml"
 
 
@@ -31,18 +34,26 @@ class DeviceConstants(Record):
     """Multiprocessors that tiles are dealt to; 1: tiles do not matter."""
     narrow: Fraction = 1.0
     """Of what products reach, those in fp8 or fp4, against their own peak."""
+    by_rows: Fraction = 1.0
+    """Of what narrow products reach, those whose operands have a scale for each row."""
     unaligned: Fraction = 1.0
     """Of what products reach, those whose rows in memory do not begin at multiples of 16 bytes."""
+    unaligned_batched: Fraction = 1.0
+    """The same of the products of attention that writes its scores out."""
     batched: Fraction = 1.0
     """Of the peak, the products of attention that writes its scores out."""
     flash: Fraction = 1.0
-    """Of the peak, flash attention forward, by the FLOPs that its mask leaves."""
+    """Of the peak, the products of flash attention forward, by the FLOPs that its mask leaves."""
     flash_backward: Fraction = 1.0
     own_flash: Fraction | None = None
     """Forward, where an implementation calls the attention kernels of the device's maker (cuDNN); none: as `flash`."""
     own_flash_backward: Fraction | None = None
+    early_flash: Fraction = 1.0
+    """Of what `flash` is, what the first version of flash attention reaches, and that of Triton."""
     softmax: NonNegativeFloat = 0.0
-    """The head dimension at which flash attention's exponentials take as long as its products."""
+    """The head dimension at which flash attention's exponentials take as long as its products at the peak."""
+    edge: NonNegativeFloat = 0.0
+    """Positions by which a sequence seems longer to flash attention: at its ends, and where a mask cuts tiles."""
     memory: Fraction = 1.0
     """Of the memory's bandwidth, kernels that are bound by it."""
     start: Seconds = 0.0
@@ -61,11 +72,16 @@ class DeviceConstants(Record):
     communicator: tuple[Bytes, Bytes] = (0.0, 0.0)
     """Of the buffers of one communicator: low and high."""
 
-    def flashes(self, *, own: bool) -> tuple[float, float]:
-        """Of the peak, flash attention forward and backward, by the maker's own kernels or by others."""
-        if own and self.own_flash and self.own_flash_backward:
+    def flashes(self, core: Core) -> tuple[float, float]:
+        """Of the peak, the products of flash attention forward and backward, by the kernels of an implementation.
+
+        >>> DeviceConstants(flash=0.4, flash_backward=0.3, own_flash=0.8, own_flash_backward=0.6).flashes("maker")
+        (0.8, 0.6)
+        """
+        if core == "maker" and self.own_flash and self.own_flash_backward:
             return self.own_flash, self.own_flash_backward
-        return self.flash, self.flash_backward
+        early = self.early_flash if core == "early" else 1.0
+        return self.flash * early, self.flash_backward * early
 
 
 class LinkConstants(Record):

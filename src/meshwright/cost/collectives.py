@@ -29,10 +29,8 @@ cards. The slowest level decides, of a device alone in its node too: what leaves
 import bisect
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,6 +39,7 @@ from meshwright.cluster.spec import MAX_DEVICES, MAX_POOLS, Cluster, Pool, Route
 from meshwright.cost.calibration import Calibration
 from meshwright.cost.flows import Kind
 
+Integers: TypeAlias = NDArray[np.int64]
 Traffic = Literal["ring", "spread", "scatter", "hop"]
 TRAFFIC: dict[Kind, Traffic] = {
     "all_reduce": "ring",
@@ -140,36 +139,49 @@ class Network:
 
     def __init__(self, cluster: Cluster, calibration: Calibration | None = None) -> None:
         self.cluster = _as_reached(cluster, calibration) if calibration else cluster
-        self._sizes = [pool.size for pool in cluster.pools]
-        self._below = [_below(pool) for pool in cluster.pools]
-        self._node = [_node(pool) for pool in cluster.pools]
-        self._first = [self.cluster.links[pool.levels[0].link].bandwidth for pool in cluster.pools]
-        self._ways: dict[tuple[tuple[int, ...], Traffic], Way] = {}
+        self._starts, self._sizes, self._below, self._node, self._first = (
+            np.array(each)
+            for each in (
+                cluster.starts,
+                [pool.size for pool in cluster.pools],
+                [_below(pool) for pool in cluster.pools],
+                [_node(pool) for pool in cluster.pools],
+                [self.cluster.links[pool.levels[0].link].bandwidth for pool in cluster.pools],
+            )
+        )
+        self._ways: dict[tuple[bytes, Traffic, int], Way] = {}
 
-    def way(self, ranks: Sequence[int], traffic: Traffic = "ring") -> Way:
+    def way(self, ranks: ArrayLike, traffic: Traffic = "ring") -> Way:
         """What a process group gets, while the other devices of its nodes form groups like it."""
-        key = self.pattern(tuple(ranks)), traffic
-        if key not in self._ways:
-            self._ways[key] = self._measure(*key, whole=len(ranks))
-        return self._ways[key]
+        return self.slowest(np.asarray(ranks)[None], traffic)
 
-    def slowest(self, groups: Iterable[Sequence[int]], traffic: Traffic = "ring") -> Way:
-        """The worst way of several process groups that run at the same time."""
-        patterns = {self.pattern(tuple(ranks)) for ranks in groups}
+    def slowest(self, groups: ArrayLike, traffic: Traffic = "ring") -> Way:
+        """The worst way of several process groups of one size that run at the same time: [groups, ranks]."""
         worst = Way(math.inf, 0.0, reduces=True)
-        for pattern in patterns:
-            if len(pattern) > 1:
-                worst = worst.no_better_than(self.way(pattern, traffic))
+        patterns = self.unlike(np.asarray(groups))
+        for pattern in patterns if patterns.shape[1] > 1 else ():
+            worst = worst.no_better_than(self._known(pattern, traffic, len(pattern)))
         return worst
 
-    def _measure(self, ranks: tuple[int, ...], traffic: Traffic, whole: int) -> Way:
+    def unlike(self, groups: Integers) -> Integers:
+        """Of process groups [groups, ranks], the pattern of each kind of lying once."""
+        found = self._patterns(groups)
+        steps = found - found[:, :1]
+        if (steps == steps[0]).all():  # told apart by their first ranks
+            return found[np.unique(found[:, 0], return_index=True)[1]]
+        return np.unique(found, axis=0)
+
+    def _known(self, pattern: Integers, traffic: Traffic, whole: int) -> Way:
+        key = pattern.tobytes(), traffic, whole
+        if key not in self._ways:
+            self._ways[key] = self._measure(pattern, traffic, whole)
+        return self._ways[key]
+
+    def _measure(self, ranks: Integers, traffic: Traffic, whole: int) -> Way:
         """The way of some ranks of a group of `whole`, level by level from the widest."""
-        out = _out(self.cluster.route(ranks))
-        places = [self._unit(rank, out.unit) for rank in ranks]
-        units: dict[tuple[int, int], list[int]] = {}
-        for rank, place in zip(ranks, places, strict=True):
-            units.setdefault(place, []).append(rank)
-        fewest = min(len(inside) for inside in units.values())
+        out = _out(self.cluster.route(ranks.tolist()))
+        _, units, members = np.unique(self._units(ranks, out.unit), return_inverse=True, return_counts=True)
+        fewest = int(members.min())
         match traffic:
             case "ring":
                 bandwidth = out.own * fewest
@@ -178,35 +190,39 @@ class Network:
             case "scatter":
                 bandwidth = out.own
             case "hop":
-                bandwidth = self._hop(ranks, places, out)
-        alone = [self._first[pool] for (pool, _), inside in units.items() if len(inside) == 1]
+                bandwidth = self._hop(ranks, units, members, out)
+        alone = self._first[self._pools(ranks[members[units] == 1])].tolist()
         way = Way(min([bandwidth, *alone]), out.latency, out.reduces)
-        within = [
-            self._measure(inside, traffic, whole)
-            for inside in {self.pattern(tuple(inside)) for inside in units.values() if len(inside) > 1}
-        ]
+        within = [self._known(each, traffic, whole) for each in self._inside(ranks, units, members)]
         for inner in within:
             way = way.no_better_than(inner)
         # Of a ring's steps one leaves each unit; the others stay inside.
         inner_latency = max((inner.ring_latency for inner in within), default=out.latency)
-        around = (len(units) * out.latency + (len(ranks) - len(units)) * inner_latency) / len(ranks)
+        around = (len(members) * out.latency + (len(ranks) - len(members)) * inner_latency) / len(ranks)
         return way._replace(around=around)
 
-    def _hop(self, ranks: tuple[int, ...], places: list[tuple[int, int]], out: "_Out") -> float:
+    def _inside(self, ranks: Integers, units: Integers, members: Integers) -> Iterator[Integers]:
+        """Of the ranks of each unit that has several, the pattern of each kind of lying once."""
+        order = np.argsort(units, kind="stable")
+        sizes = members[units[order]]
+        for size in set(members.tolist()) - {1}:
+            yield from self.unlike(ranks[order][sizes == size].reshape(-1, size))
+
+    def _hop(self, ranks: Integers, units: Integers, members: Integers, out: "_Out") -> float:
         """Bytes per second of the slowest message from one rank to the next, over one level."""
-        members, leaving, link = Counter(places), Counter[tuple[int, int]](), math.inf
-        for sender, receiver in pairwise((*zip(ranks, places, strict=True), (ranks[0], places[0]))):
-            if sender[1] != receiver[1]:
-                leaving[sender[1]] += 1
-                link = min(link, self.cluster.route((sender[0], receiver[0]), one_way=True).link.bandwidth)
-        shares = (out.cards / out.unit * members[unit] / count for unit, count in leaving.items())
-        return link * min(out.nearest, *shares)
+        leaves = units != np.roll(units, -1)
+        pairs = np.stack((ranks, np.roll(ranks, -1)), axis=1)[leaves]
+        routes = [self.cluster.route(pair, one_way=True) for pair in self.unlike(pairs).tolist()]
+        link = min(route.link.bandwidth for route in routes)
+        leaving = np.bincount(units[leaves], minlength=len(members))
+        shares = out.cards / out.unit * members[leaving > 0] / leaving[leaving > 0]
+        return float(link * min(out.nearest, shares.min()))
 
     def crossing(self, pairs: ArrayLike) -> Way:
         """What the busiest device gets of the way between two groups, of which each first sends to each second at the
         same time. Those that leave a node, or enter it, share its cards; none uses more than its nearest.
         """
-        table, starts = np.array(pairs), np.array(self.cluster.starts)
+        table = np.array(pairs)
         codes, kinds = np.unique(self._patterns(table) @ (MAX_DEVICES, 1), return_inverse=True)
         patterns = [divmod(code, MAX_DEVICES) for code in codes.tolist()]
         outs = [_out(self.cluster.route(pattern, one_way=True)) for pattern in patterns]
@@ -216,33 +232,34 @@ class Network:
         busiest = max(int(np.unique(side, return_counts=True)[1].max()) for side in table.T)
         slowest = math.inf
         for ranks in table.T:
-            pools = np.searchsorted(starts, ranks, side="right") - 1
-            units = (unit * MAX_POOLS + pools) * MAX_DEVICES + (ranks - starts[pools]) // unit
+            pools = self._pools(ranks)
+            units = (unit * MAX_POOLS + pools) * MAX_DEVICES + (ranks - self._starts[pools]) // unit
             _, places, counts = np.unique(units, return_inverse=True, return_counts=True)
             most = bandwidth * np.minimum(nearest, cards * busiest / counts[places])
-            slowest = min(slowest, float(np.minimum(most, np.array(self._first)[pools]).min()))
+            slowest = min(slowest, float(np.minimum(most, self._first[pools]).min()))
         return Way(slowest, max(out.latency for out in outs))
 
-    def _patterns(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        """As `pattern`, for many pairs at once: [pairs, 2]."""
-        starts, sizes, below = (np.array(each) for each in (self.cluster.starts, self._sizes, self._below))
-        pools = np.searchsorted(starts, pairs[:, 0], side="right") - 1
-        lowest = pairs.min(axis=1) - starts[pools]
-        inside = (lowest >= 0) & (pairs.max(axis=1) < starts[pools] + sizes[pools])
-        moved: NDArray[np.int64] = pairs - (lowest // below[pools] * below[pools] * inside)[:, None]
+    def _patterns(self, groups: Integers) -> Integers:
+        """As `pattern`, for many groups at once: [groups, ranks]."""
+        pools, lowest = self._pools(groups[:, 0]), groups.min(axis=1)
+        starts, below = self._starts[pools], self._below[pools]
+        inside = (lowest >= starts) & (groups.max(axis=1) < starts + self._sizes[pools])
+        moved: Integers = groups - ((lowest - starts) // below * below * inside)[:, None]
         return moved
 
     def nodes(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node: devices that links of the innermost kind join, whatever levels these make up."""
-        found: dict[tuple[int, int], list[int]] = {}
-        for rank in ranks:
-            found.setdefault(self._unit(rank, self._node[self._pool(rank)]), []).append(rank)
+        table, found = np.asarray(ranks), dict[int, list[int]]()
+        units = self._units(table, self._node[self._pools(table)])
+        for rank, unit in zip(table.tolist(), units.tolist(), strict=True):
+            found.setdefault(unit, []).append(rank)
         return tuple(tuple(node) for node in found.values())
 
-    def _unit(self, rank: int, size: int) -> tuple[int, int]:
-        """Which unit of so many devices a device is in: its pool and the unit's number."""
-        number = self._pool(rank)
-        return number, (rank - self.cluster.starts[number]) // size
+    def _units(self, ranks: Integers, size: int | Integers) -> Integers:
+        """A number for the unit of so many devices that each device is in."""
+        pools = self._pools(ranks)
+        found: Integers = pools * MAX_DEVICES + (ranks - self._starts[pools]) // size
+        return found
 
     def latency(self, ranks: Sequence[int]) -> float:
         """Seconds of a step over the widest of the links between these ranks."""
@@ -250,23 +267,26 @@ class Network:
         between = self.cluster.starts[self._pool(lowest) + 1 : self._pool(highest)]
         return self.way((lowest, *between, highest)).latency
 
-    def pattern(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    def pattern(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The same ranks, moved to the first place in their pool where they lie in the same way."""
-        shift = self.shift(ranks[0], min(ranks), max(ranks))
-        return tuple([rank - shift for rank in ranks]) if shift else ranks
+        return tuple(self._patterns(np.array([ranks]))[0].tolist())
 
     def shift(self, first: int, lowest: int, highest: int) -> int:
         """How far ranks, by the first, the lowest and the highest of them, lie from the first such place in their pool;
         none where they lie in several.
         """
         number = self._pool(first)
-        start, below = self.cluster.starts[number], self._below[number]
+        start, below = self.cluster.starts[number], int(self._below[number])
         apart = lowest < start or highest >= start + self._sizes[number]
         return 0 if apart else (lowest - start) // below * below
 
     def _pool(self, rank: int) -> int:
         """The number of a device's pool."""
         return bisect.bisect_right(self.cluster.starts, rank) - 1
+
+    def _pools(self, ranks: Integers) -> Integers:
+        """The numbers of devices' pools."""
+        return np.searchsorted(self._starts, ranks, side="right") - 1
 
 
 def _as_reached(cluster: Cluster, calibration: Calibration) -> Cluster:

@@ -6,13 +6,13 @@ it is wanted. Flash attention computes the scores again, and skips what a mask h
 Williams 2009 for the roofline.
 """
 
-import operator
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from meshwright.cluster.spec import Pool
-from meshwright.cost.calibration import DeviceConstants
-from meshwright.cost.casts import casts
+from meshwright.cost.attention_uses import streamed
+from meshwright.cost.calibration import Core, DeviceConstants
+from meshwright.cost.casts import Narrow, casts
 from meshwright.cost.efficiency import Peaks, product_seconds
 from meshwright.cost.kernels import KernelSet
 from meshwright.cost.launches import BACKWARD, Launches, launched
@@ -93,15 +93,20 @@ class Flash(NamedTuple):
     backward: float
     """FLOPs, with the scores computed again."""
     head_dim: int
-    own: bool
-    """True for the kernels of the device's maker."""
+    context: float
+    """Positions that a row looks at."""
+    core: Core
+    streamed: float = 0.0
+    """Bytes that the kernel of forward reads and writes."""
 
 
 class Load(NamedTuple):
     """What an operator's time depends on, whatever the machine."""
 
     moved: tuple[float, float]
-    """Bytes to and from memory, forward and backward; where there are products, by the kernels beside them."""
+    """Bytes to and from memory, forward and backward; where there are products or flash attention, by the kernels
+    beside these.
+    """
     launches: float
     """Kernels of forward; backward has twice as many."""
     passes: bool
@@ -112,17 +117,19 @@ class Load(NamedTuple):
     """Of forward, and of backward for the gradients of the input and of the weight."""
     batched: bool = False
     """True for the many small products of an attention core."""
-    narrow: float | None = None
-    """Bytes of a number that is multiplied, where the recipe has a narrower dtype for products with weights."""
+    narrow: Narrow | None = None
+    """Where the recipe has a narrower dtype for products with weights."""
 
 
-def load_of(share: Share, kernels: KernelSet, storage: Storage, narrow: float | None = None) -> Load:
+def load_of(share: Share, kernels: KernelSet, storage: Storage, narrow: Narrow | None = None) -> Load:
     """What a rank's share of an operator asks of a machine; `narrow` as in Load, for operators that have weights."""
     moved = kernels.use(share, storage).moved
     load = Load((moved, 2 * moved), launched(kernels.name, share), share.passes, share.learns)
     batched = isinstance(share.operator, Attention)
     if isinstance(share.operator, Attention) and kernels.is_flash(share, storage):
-        return load._replace(flash=_flash(share, share.operator, kernels))
+        flash = _flash(share, share.operator, kernels, storage)
+        more = max(0.0, moved - flash.streamed)
+        return load._replace(flash=flash, moved=(more, 2 * more))
     forward = products(share.operator, share.work)
     if not forward:
         return load
@@ -134,10 +141,16 @@ def load_of(share: Share, kernels: KernelSet, storage: Storage, narrow: float | 
     found = (forward, by_input * load.passes, by_weight * load.learns)
     back = found[1] + found[2]
     beside = (_beside(moved, forward, storage), _beside(2 * moved, back, storage) if back else 0.0)
-    if narrow is not None:
-        cast = casts(share, kernels, storage.element, narrow)
-        beside = beside[0] + cast[0], beside[1] + cast[1]
-    return load._replace(moved=beside, products=found, batched=batched, narrow=narrow)
+    cast = casts(share, kernels, storage.element, narrow) if narrow else (0.0, 0.0)
+    together = beside[0] + cast[0], beside[1] + cast[1] + storage.element * _added(share, kernels)
+    return load._replace(moved=together, products=found, batched=batched, narrow=narrow)
+
+
+def _added(share: Share, kernels: KernelSet) -> float:
+    """Numbers that are read and written to add a matrix's gradient for its input to that of one that reads the same."""
+    if kernels.joins or share.fresh or not share.passes or not isinstance(share.operator, Linear):
+        return 0.0
+    return 3.0 * share.work.positions * share.operator.inputs
 
 
 def _beside(moved: float, shapes: tuple[Product, ...], storage: Storage) -> float:
@@ -145,10 +158,40 @@ def _beside(moved: float, shapes: tuple[Product, ...], storage: Storage) -> floa
     return max(0.0, moved - storage.element * sum(shape.numbers for shape in shapes))
 
 
-def _flash(share: Share, core: Attention, kernels: KernelSet) -> Flash:
+def _flash(share: Share, core: Attention, kernels: KernelSet, storage: Storage) -> Flash:
     flops = core.flops(share.work)
     seen = _seen(flops)
-    return Flash(flops.forward * seen, (flops.by_input + flops.again) * seen, core.head_dim, kernels.own_flash)
+    context = min(share.work.context, core.window or share.work.context)
+    forward, backward = flops.forward * seen, (flops.by_input + flops.again) * seen
+    return Flash(forward, backward, core.head_dim, context, kernels.core, streamed(core, share, storage))
+
+
+def flash_seconds(flash: Flash, peak: float, reached: DeviceConstants) -> tuple[float, float]:
+    """Forward and backward of flash attention: products, then an exponential for each score. Backward has five products
+    for each score where forward has two, and takes the exponentials once again.
+
+        FLOPs / peak (1 / fraction + softmax / head dimension) (1 + edge / context)
+
+    An H100 (`softmax` 64, 16 exponentials a clock and multiprocessor) does 335 of 989 TFLOP/s forward in causal
+    sequences of 16,384 with heads of 128, 299 with heads of 64, 191 in sequences of 512 (Shah 2024, figures 5 and 6):
+
+    >>> package = DeviceConstants(flash=0.41, flash_backward=0.35, softmax=64, edge=300)
+    >>> def rate(head_dim, context):
+    ...     return round(989 / flash_seconds(Flash(1, 1, head_dim, context, "package"), 1, package)[0] / 1000, 3)
+    >>> rate(128, 16384), rate(64, 16384), rate(128, 512)
+    (0.33, 0.282, 0.212)
+    """
+    there, back = reached.flashes(flash.core)
+    exponentials = reached.softmax / flash.head_dim
+    longer = (1 + reached.edge / flash.context) / peak
+    return (
+        flash.forward * (1 / there + exponentials) * longer,
+        flash.backward * (1 / back + _ONE_IN * exponentials) * longer,
+    )
+
+
+_ONE_IN = 2 / 5
+"""Exponentials of a FLOP in flash attention's backward over those in its forward."""
 
 
 def operator_seconds(load: Load, storage: Storage, machine: Machine) -> Seconds:
@@ -164,30 +207,24 @@ def operator_seconds(load: Load, storage: Storage, machine: Machine) -> Seconds:
     slowdown, started = machine.slowdown, load.launches * machine.reached.start
     moved, moved_back = (size / machine.streamed for size in load.moved)
     forward, by_input, weight = _computed(load, storage, machine)
-    together = max if load.flash else operator.add  # one kernel, or one after the other
-    backward = together(by_input + weight, moved_back) + 2 * started if load.passes or load.learns else 0.0
-    return Seconds(slowdown * (together(forward, moved) + started), 0.0, slowdown * backward, slowdown * weight)
+    backward = by_input + weight + moved_back + 2 * started if load.passes or load.learns else 0.0
+    return Seconds(slowdown * (forward + moved + started), 0.0, slowdown * backward, slowdown * weight)
 
 
 def _computed(load: Load, storage: Storage, machine: Machine) -> tuple[float, float, float]:
     """Forward, and backward's products for the gradient of the input and of the weight."""
     reached = machine.reached
     if load.flash:
-        peak = machine.compute / (1 + reached.softmax / load.flash.head_dim)
-        there, back = reached.flashes(own=load.flash.own)
-        return load.flash.forward / (peak * there), load.flash.backward / (peak * back), 0.0
+        there, back = flash_seconds(load.flash, machine.compute, reached)
+        least = load.flash.streamed / machine.streamed
+        return max(there, least), max(back, 2 * least), 0.0
     if not load.products[0]:
         return 0.0, 0.0, 0.0
-    element = storage.element if load.narrow is None else load.narrow
+    element = storage.element if load.narrow is None else load.narrow.bytes
     rate = machine.compute if load.narrow is None else machine.matmul
-    peaks = Peaks(rate, machine.memory, element, storage.element)
+    peaks = Peaks(rate, machine.memory, element, storage.element, rate / machine.compute)
     forward, by_input, by_weight = (
-        sum(
-            [
-                product_seconds(shape, peaks, reached, batched=load.batched, narrow=load.narrow is not None)
-                for shape in side
-            ]
-        )
+        sum([product_seconds(shape, peaks, reached, batched=load.batched, narrow=load.narrow) for shape in side])
         for side in load.products
     )
     return forward, by_input, by_weight
@@ -222,7 +259,7 @@ def layer_load(
     recompute: Recompute,
     kernels: KernelSet,
     storage: Storage,
-    narrow: float | None = None,
+    narrow: Narrow | None = None,
 ) -> LayerLoad:
     """What a layer's operators ask of a machine, under a row's recompute."""
     loads, again, launches = list[Load](), list[bool](), Launches()

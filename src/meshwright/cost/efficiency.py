@@ -3,7 +3,7 @@
 Never more than the peak, so that no time lies under the roofline (Williams 2009):
 
     a matrix product   FLOPs / (peak · fraction) · tiles · (1 + inner / K), or its bytes / (bandwidth · fraction)
-    flash attention    FLOPs that the mask leaves / (peak · fraction) · (1 + softmax / head dimension)
+    flash attention    FLOPs that the mask leaves / peak · (1 / fraction + softmax / head width) · (1 + edge / context)
     anything else      bytes / (bandwidth · fraction)
 
 `tiles` is what is computed over what is wanted, when an output of M x N is cut into tiles of which each unit (a
@@ -11,7 +11,8 @@ multiprocessor) makes one at a time: the last tiles of a row or column stick out
 (NVIDIA, Matrix Multiplication Background User's Guide, sections 3.1 and 3.2). K, the length of the sums, has to fill
 and drain a tile's pipeline: `inner` is the length at which that doubles the time. Between its two products, flash
 attention takes an exponential of each score, for which a multiprocessor has few units: `softmax` is the head dimension
-at which they take as long as the products (Shah 2024, "FlashAttention-3", section 2.2, has the rates of an H100).
+at which they take as long as the products at the peak (Shah 2024, "FlashAttention-3", section 2.2, has the rates of an
+H100). Short sequences pay for their ends, and for tiles that a causal mask cuts (the same paper, figures 5 and 6).
 """
 
 from functools import lru_cache
@@ -19,6 +20,7 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwright.cost.calibration import DeviceConstants
+from meshwright.cost.casts import Narrow
 from meshwright.cost.products import Product
 
 TILES: tuple[tuple[int, int, float], ...] = (
@@ -93,6 +95,9 @@ class Peaks(NamedTuple):
     """Bytes of a number that is read."""
     result: float = 0.0
     """Of one that is written, where that is another."""
+    faster: float = 1.0
+    """Than products in the compute dtype: the reads that begin and end a tile are not, so that sums are to be as much
+    longer to hide them."""
 
 
 def is_aligned(product: Product) -> bool:
@@ -109,7 +114,7 @@ def is_aligned(product: Product) -> bool:
 
 
 def product_seconds(
-    product: Product, peaks: Peaks, constants: DeviceConstants, *, batched: bool = False, narrow: bool = False
+    product: Product, peaks: Peaks, constants: DeviceConstants, *, batched: bool = False, narrow: Narrow | None = None
 ) -> float:
     """Seconds of one matrix product; `batched`: one of the many small ones of attention; `narrow`: in fp8 or fp4.
 
@@ -127,10 +132,10 @@ def product_seconds(
         return 0.0
     fraction = constants.batched if batched else constants.matmul
     if narrow:
-        fraction *= constants.narrow
+        fraction *= constants.narrow * (constants.by_rows if narrow.by_rows else 1.0)
     if not is_aligned(product):
-        fraction *= constants.unaligned
-    waste = tile_waste(product, constants.units, constants.inner)
+        fraction *= constants.unaligned_batched if batched else constants.unaligned
+    waste = tile_waste(product, constants.units, constants.inner * peaks.faster)
     compute = product.flops / (peaks.compute * fraction) * waste
     moved = product.read * peaks.element + product.written * (peaks.result or peaks.element)
     return max(compute, moved / (peaks.memory * constants.memory))

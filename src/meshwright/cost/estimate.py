@@ -11,13 +11,13 @@ from meshwright.cost.compute import machines, needed_flops
 from meshwright.cost.host import HostMemory
 from meshwright.cost.layer_times import Spent
 from meshwright.cost.memory import Memory
-from meshwright.cost.orders import Order
 from meshwright.cost.overlap import MIB
 from meshwright.cost.placement import Placement
 from meshwright.cost.simulation import SharedPool, StageTime, Timeline, simulate
 from meshwright.cost.stage_times import PARTS, Stages
 from meshwright.cost.verdict import MemoryVerdict, memory_verdict
 from meshwright.errors import PlanError
+from meshwright.plan.orders import Order
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.rules_schedule import OF_SCHEDULES
 from meshwright.units import show_count, show_seconds

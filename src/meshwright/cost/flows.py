@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from meshwright.cost.casts import Narrow, gathered
 from meshwright.cost.kernels import KernelSet
 from meshwright.cost.routing import Routing, routing_of
 from meshwright.cost.shares import Share, elements
 from meshwright.model.operators import Add, Attention, Dropout, Embedding, Experts, Linear, Loss
-from meshwright.plan.spec import Recompute, Row, Save
+from meshwright.plan.spec import Recompute, Repeat, Row, Save
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "p2p"]
 Purpose = Literal[
@@ -71,12 +72,17 @@ def roles_of(row: Row, mesh: Mapping[str, int]) -> Roles:
     return Roles(plain, scattered, ring, ulysses, experts, size(ring), size(plain + scattered))
 
 
-def role_flows(shares: Sequence[Share], roles: Roles, kernels: KernelSet, element: float) -> list[Flow]:
-    """The collectives of a part's operators for one micro-batch, `element` bytes an activation."""
+def role_flows(
+    shares: Sequence[Share], roles: Roles, kernels: KernelSet, element: float, narrow: Narrow | None = None
+) -> list[Flow]:
+    """The collectives of a part's operators for one micro-batch, `element` bytes an activation, and fewer a number that
+    is gathered for a narrow product.
+    """
     flows: list[Flow] = []
     for share in shares:
+        wanted = gathered(narrow, kernels, element) if isinstance(share.operator, Linear) else element
         if share.enters:
-            flows += _entering(share, roles, kernels, element)
+            flows += _entering(share, roles, kernels, (element, wanted))
         match share.operator:
             case Attention() as core:
                 flows += _ring(core, share, roles, element) + _ulysses(core, share, roles, element)
@@ -86,11 +92,11 @@ def role_flows(shares: Sequence[Share], roles: Roles, kernels: KernelSet, elemen
                 wide = max(4.0, element)
                 flows.append(Flow("loss", "all_reduce", roles.tensor, wide * share.work.positions, "forward", 3))
         if share.leaves:
-            flows += _leaving(share, roles, element)
+            flows += _leaving(share, roles, (element, wanted))
     return flows
 
 
-def _entering(share: Share, roles: Roles, kernels: KernelSet, element: float) -> list[Flow]:
+def _entering(share: Share, roles: Roles, kernels: KernelSet, elements_of: tuple[float, float]) -> list[Flow]:
     """What is the same on all tensor ranks enters a cut block: its gradient is summed (Shoeybi 2019, section 3). Under
     `tp+sp` it is gathered, and its gradient summed and scattered (Korthikanti 2022, section 4.2.2). Each has element x
     positions x width bytes: 2 x 16 x 8.
@@ -99,20 +105,20 @@ def _entering(share: Share, roles: Roles, kernels: KernelSet, element: float) ->
     >>> from meshwright.model.work import Work
     >>> share = Share(Linear(inputs=8, outputs=16), Work(1, 16, 16), learns=True, passes=True, enters=True)
     >>> roles = roles_of(Row(span="a", roles={"x": "tp"}), {"x": 4})
-    >>> [(flow.kind, flow.when, flow.bytes) for flow in _entering(share, roles, KERNEL_SETS["hf-sdpa"], 2.0)]
+    >>> [(flow.kind, flow.when, flow.bytes) for flow in _entering(share, roles, KERNEL_SETS["hf-sdpa"], (2.0, 2.0))]
     [('all_reduce', 'backward', 256.0)]
     """
     operator = share.operator
     assert isinstance(operator, Linear | Experts)
     width = _routed_width(operator, roles) if isinstance(operator, Experts) else operator.inputs
-    size = element * share.sent * width
+    size, wanted = (element * share.sent * width for element in elements_of)
     flows = []
     if roles.plain and share.passes:
         flows.append(Flow("tensor", "all_reduce", roles.plain, size, "backward"))
     if roles.scattered:
-        flows.append(Flow("tensor", "all_gather", roles.scattered, size, "forward"))
+        flows.append(Flow("tensor", "all_gather", roles.scattered, wanted, "forward"))
         if kernels.gathers_again and share.learns:
-            flows.append(Flow("tensor", "all_gather", roles.scattered, size, "backward"))
+            flows.append(Flow("tensor", "all_gather", roles.scattered, wanted, "backward"))
         if share.passes:
             flows.append(Flow("tensor", "reduce_scatter", roles.scattered, size, "backward"))
     return flows
@@ -125,28 +131,27 @@ def _routed_width(experts: Experts, roles: Roles) -> int:
     return experts.hidden * (experts.top_k if roles.experts and roles.scattered else 1)
 
 
-def _leaving(share: Share, roles: Roles, element: float) -> list[Flow]:
+def _leaving(share: Share, roles: Roles, elements_of: tuple[float, float]) -> list[Flow]:
     """What each tensor rank has a part of leaves a cut block: it is summed, and scattered under `tp+sp` (the same
     sources). Each has element x positions x width bytes: 2 x 16 x 8.
 
     >>> from meshwright.model.work import Work
     >>> share = Share(Linear(inputs=4, outputs=8), Work(1, 16, 16), learns=True, passes=True, leaves=True)
     >>> roles = roles_of(Row(span="a", roles={"x": "tp+sp"}), {"x": 4})
-    >>> [(flow.kind, flow.when, flow.bytes) for flow in _leaving(share, roles, 2.0)]
+    >>> [(flow.kind, flow.when, flow.bytes) for flow in _leaving(share, roles, (2.0, 2.0))]
     [('reduce_scatter', 'forward', 256.0), ('all_gather', 'backward', 256.0)]
     """
     operator = share.operator
     assert isinstance(operator, Linear | Embedding | Experts)
-    size = element * elements(operator, share.work) / share.crowding
-    if isinstance(operator, Experts):
-        size *= _routed_width(operator, roles) / operator.hidden
+    copies = _routed_width(operator, roles) / operator.hidden if isinstance(operator, Experts) else 1
+    size, wanted = (each * copies * elements(operator, share.work) / share.crowding for each in elements_of)
     flows = []
     if roles.plain:
         flows.append(Flow("tensor", "all_reduce", roles.plain, size, "forward"))
     if roles.scattered:
         flows.append(Flow("tensor", "reduce_scatter", roles.scattered, size, "forward"))
         if share.learns or share.passes:
-            flows.append(Flow("tensor", "all_gather", roles.scattered, size, "backward"))
+            flows.append(Flow("tensor", "all_gather", roles.scattered, wanted, "backward"))
     return flows
 
 
@@ -224,7 +229,9 @@ def last_sums(shares: Sequence[Share], roles: Roles) -> int:
 
 
 def repeated(flows: Sequence[Flow], recompute: Recompute, kernels: KernelSet, *, unread: int) -> list[Flow]:
-    """The collectives of forward that recompute runs again. Those of the loss are not: what it keeps stays.
+    """The collectives of forward that recompute runs again. Those of the loss are not: what it keeps stays. Where the
+    outputs of collectives are saved, those of gathers are not, since the matrices that want them keep a rank's own run
+    (torchtitan saves `reduce_scatter_tensor` alone, 2024).
 
     `unread`: of the sums over tensor ranks, so many of the last are wanted by no backward of the layer (`last_sums`),
     and a kernel set that stops early does not reach them: of a decoder layer's two, one is repeated.
@@ -234,9 +241,12 @@ def repeated(flows: Sequence[Flow], recompute: Recompute, kernels: KernelSet, *,
     >>> [len(repeated(sums, "full", KERNEL_SETS[name], unread=1)) for name in ("hf-sdpa", "megatron-flash")]
     [1, 2]
     """
-    if recompute == "none" or (isinstance(recompute, Save) and "collective" in recompute.save):
+    if recompute == "none" or isinstance(recompute, Repeat):
         return []
     again = [flow for flow in flows if flow.when == "forward" and flow.purpose != "loss"]
+    if isinstance(recompute, Save) and "collective" in recompute.save:
+        gathers = [flow for flow in again if flow.purpose == "tensor" and flow.kind == "all_gather"]
+        return [flow._replace(when="recompute") for flow in gathers]
     if recompute == "selective":
         again = [flow for flow in again if flow.purpose == "context"]
     elif kernels.stops_early and unread:

@@ -33,6 +33,10 @@ class Range(NamedTuple):
         """Halfway."""
         return (self.low + self.high) / 2
 
+    def plus(self, size: float) -> "Range":
+        """So much more."""
+        return Range(self.low + size, self.high + size)
+
     def chance_above(self, limit: float) -> float:
         """The probability that it is more than a limit.
 
@@ -62,6 +66,8 @@ class Footprint(NamedTuple):
     allocated: Range
     reserved: Range
     device: Range
+    needed: Range
+    """Of the device, without what the allocator gives back before it runs out."""
 
 
 class Taken(NamedTuple):
@@ -70,8 +76,11 @@ class Taken(NamedTuple):
     peak: float
     resting: float = 0.0
     """Of the peak: what lies where it was put, step after step."""
-    apart: float = 0.0
-    """Large tensors of another time of the step, which fit into no gap that the peak leaves."""
+    pinned: float = 0.0
+    """Large tensors of another time of the step, which fit into no gap that the peak leaves, and whose memory holds
+    smaller ones by then."""
+    freed: float = 0.0
+    """The same where nothing else lies in their memory by then."""
     communicators: int = 0
     overlapping: bool = False
     """True where several micro-batches are in flight."""
@@ -84,15 +93,19 @@ def footprint(taken: Taken, reached: DeviceConstants) -> Footprint:
     >>> found = footprint(Taken(10e9, resting=4e9, communicators=3), reached)
     >>> found.allocated
     Range(low=9500000000.0, high=10500000000.0)
-    >>> found.reserved, found.device
-    (Range(low=9500000000.0, high=13500000000.0), Range(low=10500000000.0, high=15800000000.0))
+    >>> found.reserved, found.device == found.needed
+    (Range(low=9500000000.0, high=13500000000.0), True)
+    >>> found.device
+    Range(low=10500000000.0, high=15800000000.0)
     """
     moving = taken.peak - taken.resting
     allocated = Range(taken.peak * (1 - reached.spread), taken.peak * (1 + reached.spread))
     low, high = reached.fragmentation_in_flight if taken.overlapping else reached.fragmentation
-    least, most = (allocated.low + taken.apart + (low - 1) * moving, allocated.high + taken.apart + (high - 1) * moving)
+    least = allocated.low + taken.pinned + (low - 1) * moving
+    most = allocated.high + taken.pinned + (high - 1) * moving
     around = [
         context + taken.communicators * each
         for context, each in zip(reached.context, reached.communicator, strict=True)
     ]
-    return Footprint(allocated, Range(least, most), Range(least + around[0], most + around[1]))
+    needed = Range(least + around[0], most + around[1])
+    return Footprint(allocated, Range(least, most).plus(taken.freed), needed.plus(taken.freed), needed)

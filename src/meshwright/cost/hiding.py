@@ -1,9 +1,12 @@
 """What of a layer's own exchanges hides behind its own computing.
 
-Two are made so that they can, where the backend runs both at once and `execution.overlap` says so:
+Three are made so that they can, where the backend runs both at once and `execution.overlap` says so:
 
     tensor   An exchange is cut into pieces, one of as many as ranks, each beside the product of another (Wang 2023,
              "Overlap Communication with Dependent Computation via Decomposition", section 3).
+    weights  The gradient of a matrix's input is summed beside the product for that of its weight (Megatron-LM's
+             LinearWithGradAccumulationAndAsyncCommunication; Korthikanti 2022, table 4: backward of a layer takes 1.55
+             times its forward, where twice the computing and as many exchanges would be 2).
     context  A rank passes keys and values on while it attends to those at hand (Liu 2023, "Ring Attention with
              Blockwise Transformers", section 3); the last it attends to without a message.
 
@@ -49,12 +52,15 @@ def waited(placement: Placement, wires: Wires, block: Block, work: RowWork) -> I
         cut = exchanged and "tensor" in overlap
         hidden, computing = placement.calibration.hidden, getattr(work.computing, when)
         stays = tensor_left(exchanged, computing, roles.pieces, hidden) / exchanged if cut else 1.0
+        late = [time for flow, time in timed if "weights" in overlap and not cut and _is_beside_weights(flow)]
+        left = weights_left(sum(late), work.computing.weight, placement.calibration.contention)
+        slow = left / sum(late) if sum(late) else stays
         rings = iter(_cores(placement, block, work, when) if "context" in overlap and roles.ring else ())
         for flow, time in timed:
             if flow.purpose == "context" and "context" in overlap:
                 yield flow, ring_left(time, next(rings), roles.ring_size, placement.calibration.contention)
             else:
-                yield flow, time * stays if flow.purpose == "tensor" else time
+                yield flow, time * (slow if _is_beside_weights(flow) else stays) if flow.purpose == "tensor" else time
 
 
 def tensor_left(exchanged: float, computing: float, pieces: int, hidden: float = 1.0) -> float:
@@ -68,6 +74,21 @@ def tensor_left(exchanged: float, computing: float, pieces: int, hidden: float =
     """
     beside = min(exchanged, computing)
     return exchanged - beside * hidden * (1 - 1 / pieces)
+
+
+def _is_beside_weights(flow: Flow) -> bool:
+    """Sums of inputs' gradients, scattered or not; what is gathered the next product waits for."""
+    return flow.purpose == "tensor" and flow.when == "backward" and flow.kind in ("all_reduce", "reduce_scatter")
+
+
+def weights_left(exchanged: float, computing: float, contention: float) -> float:
+    """Seconds that stay of exchanges beside products for weights' gradients: what is longer than these, and what they
+    lose to the exchange meanwhile.
+
+    >>> weights_left(4.0, computing=10.0, contention=0.0), weights_left(14.0, computing=10.0, contention=0.0)
+    (0.0, 4.0)
+    """
+    return max(0.0, float(beside(computing, exchanged, contention)) - computing) if exchanged else 0.0
 
 
 def ring_left(sent: float, attention: float, ranks: int, contention: float) -> float:

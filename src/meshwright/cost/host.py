@@ -21,8 +21,8 @@ from meshwright.cost.activations import layer_activations
 from meshwright.cost.footprint import Range
 from meshwright.cost.layer_states import States, states_away
 from meshwright.cost.memory import Filled, Instant, in_flight
-from meshwright.cost.orders import FORWARD, INPUT, WEIGHT, Order
 from meshwright.cost.placement import Placement
+from meshwright.plan.orders import FORWARD, INPUT, WEIGHT, Order
 from meshwright.plan.spec import Offload
 
 

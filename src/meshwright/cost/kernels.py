@@ -9,17 +9,28 @@ One model differs more than two-fold between implementations, so both figures be
   `tests/cost/test_kernels.py` and `test_saved.py` measure all of it again.
 * `torch-compile`: each layer compiled; what the min-cut partitioner keeps, measured in the same way
   (`tests/cost/test_saved_compiled.py` has the numbers).
+* `torchtitan`: the same of its Llama of 2024 and 2025, but rotary embeddings multiply complex numbers in float32, for
+  which torch.compile makes no kernels ("Torchinductor does not support code generation for complex operators"), and
+  keys and values are copied for every query head (torchtitan/models/llama/model.py, apply_rotary_emb, repeat_kv).
 * `megatron-fused`: the inventory of Korthikanti 2022, section 4.1, for GPT, and what it comes to for others: every
   kernel keeps its input alone. `megatron-flash`: the same with FlashAttention (Dao 2022): queries, keys, values, and a
   number for each row. `megatron-eager`, `megatron-fused-eager` and `megatron-flash-eager`: norms, rotary embeddings,
   activations, dropout and the loss are PyTorch's own operations instead, and in the first attention too (Hagemann 2023,
   section 4.1, compares such kernels; their code was published as Aleph-Alpha/scaling in 2024). Logits are gathered
-  there: each tensor rank has all of them. `megatron-flash-norm`: the last of these with one kernel for a norm.
+  there: each tensor rank has all of them. `megatron-flash1-eager`: the last of these with the first version of that
+  package; `megatron-flash-norm`: with the second, and one kernel for a norm.
 * `nanotron`: FlashAttention and one kernel for a norm; activations are PyTorch's; what `tp+sp` gathers for a matrix
   stays (huggingface/nanotron, parallel/tensor_parallel/functional.py, 2025, without `tp_recompute_allgather`, which its
   benchmark does not set: peaks of runs with tensor ranks come out a third too low with it).
-* `hf-sdpa-xentropy`: as `hf-sdpa`, with the flash attention package's cross entropy (mosaicml/llm-foundry, `loss_fn:
-  fused_crossentropy`), which keeps the logits as they are.
+* `internevo`: as `nanotron`, with InternEvo's optimizer (internlm/solver/optimizer/hybrid_zero_optim.py, 2023).
+* `megatron-flash-narrow`: as `megatron-flash`, but activations keep their input in fp8 where matrices do.
+* `megatron-fused-adding`: as `megatron-fused`, with Megatron-LM's gradient accumulation fusion of 2022.
+* `megatron-deepspeed`: the kernels of `megatron-fused` under DeepSpeed's ZeRO and pipeline (2022).
+* `mingpt`: eager attention in the compute dtype, and FSDP around each matrix (the runs of pytorch.org's blog of 2022).
+* `hf-sdpa-xentropy`: as `hf-sdpa`, with Triton's flash attention and the flash attention package's cross entropy, which
+  keeps the logits as they are (mosaicml/llm-foundry, 2023, `attn_impl: triton`, `loss_fn: fused_crossentropy`).
+  `hf-unpadded-xentropy`: the same with `attn_impl: flash`, the package's first version (attention.py: flash-attn
+  1.0.3), for which queries, keys and values are picked from padded ones.
 
 Bytes moved are those of each kernel's inputs and outputs, once; backward moves twice as many: it reads what forward
 read and the gradient, and writes a gradient. Norms, activations and rotary embeddings of transformers are several
@@ -29,8 +40,10 @@ kernels each.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from meshwright.cost import attention_uses, scan_uses, uses
+from meshwright.cost.calibration import Core
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Kernel, Storage, Use
 from meshwright.model.operators import (
@@ -70,15 +83,18 @@ class KernelSet:
     (torch.utils.checkpoint): with 4 layers under tp 4, 34 all-reduces instead of 38."""
     keeps_gradients: bool = False
     """True where gradients have buffers that stay from step to step (Megatron-LM); otherwise backward makes them."""
-    scales_at_hand: bool = False
-    """True where narrow products take the scale of the tensor at hand (torchao.float8); otherwise that of the step
-    before, or of small blocks (Transformer Engine). See `cost.casts`."""
+    casts: Literal["within", "once", "twice"] = "within"
+    """How inputs of narrow products are made narrow (see `cost.casts`)."""
+    gathers_narrow: bool = False
+    """True where tensor ranks cast before they gather what a narrow product wants."""
     adds_in_place: bool = False
     """True where the product that gives a weight's gradient adds it to the step's (Megatron-LM's gradient accumulation
     fusion), within the time of the product; otherwise a kernel of its own does."""
-    own_flash: bool = False
-    """True where attention is the kernels of the device's maker (Transformer Engine calls cuDNN) rather than the flash
-    attention package or what PyTorch has of it."""
+    joins: bool = False
+    """True where matrices that read the same are one (Megatron-LM's linear_qkv, and gate and up in linear_fc1;
+    nanotron's qkv_proj and gate_up_proj); otherwise each makes a gradient of what they read, and these are added up."""
+    core: Core = "package"
+    """Whose flash attention it is."""
     keeps_narrow: bool = False
     """True where a matrix keeps its input as it was multiplied, in fp8 or fp4 (Transformer Engine); otherwise as it
     came (torchao.float8, which casts it again)."""
@@ -88,6 +104,21 @@ class KernelSet:
     has_buckets: bool = False
     """True where gradients have buffers in the compute dtype, to be reduced from, beside those they add up in (the
     buckets of DistributedDataParallel under nanotron's fp32 accumulation, optim/gradient_accumulator.py, 2025)."""
+    bucket: int = 0
+    """Numbers that the buffer holds which gradients are copied to and reduced from at the end of a step; the shard of
+    them that the optimizer steps is copied once more (DeepSpeed, stage_1_and_2.py, `reduce_bucket_size`, 2022)."""
+    step_copies: int = 0
+    """Numbers in float32 that the optimizer makes on its way beside each that it steps, all at once (AdamW of torch
+    1.13 on one flat tensor: the root of the second moment, and that root over its correction)."""
+    gathers_matrices: bool = False
+    """True where zero3 gathers the parameters of one matrix at a time; otherwise those of a layer together (DeepSpeed
+    fetches submodules, `stage3_max_live_parameters`; FSDP wraps layers)."""
+    hands_on_copies: bool = False
+    """True where what a stage hands on stays until its backward; otherwise nothing of it but the graph does
+    (Megatron-LM's `deallocate_output_tensor`)."""
+    sends_parts: bool = False
+    """True where each of the tensor ranks sends its own part on to the next stage of what they all have whole, and the
+    parts are gathered there (Narayanan 2021, section 4.1; DeepSpeed, runtime/pipe/engine.py, `is_pipe_partitioned`)."""
     retains: bool = False
     """True where the first half of a backward in halves lets go of nothing that forward kept (see `cost.halves`)."""
 
@@ -100,11 +131,18 @@ class KernelSet:
     def is_flash(self, share: Share, storage: Storage) -> bool:
         """Whether an attention core runs as flash attention; torch's CPU kernel has no dropout."""
         kernel = self.kernels[Attention]
-        sdpa = kernel in (attention_uses.attention_sdpa, attention_uses.attention_compiled)
+        sdpa = kernel in _SDPA_CORES
         if sdpa and isinstance(share.operator, Attention):
             return storage.habits.sdpa and not attention_uses.is_math(share.operator, share, storage)
         return self.flash and not (storage.on_cpu and share.dropped)
 
+
+_SDPA_CORES = (
+    attention_uses.attention_sdpa,
+    attention_uses.attention_compiled,
+    attention_uses.attention_unpadded,
+    attention_uses.attention_repeated,
+)
 
 _EAGER: dict[type, Kernel] = {
     Linear: uses.linear,
@@ -151,7 +189,7 @@ _FUSED = _EAGER | {
 _FLASH = _FUSED | {
     Attention: attention_uses.attention_flash,
     Dropout: uses.dropout_flash,
-    Loss: uses.loss_fused,
+    Loss: uses.loss_joined,
 }
 _UNFUSED: dict[type, Kernel] = {
     Norm: uses.norm_divided,
@@ -162,23 +200,43 @@ _UNFUSED: dict[type, Kernel] = {
 _PLAIN = _FUSED | _UNFUSED | {Attention: attention_uses.attention_eager, Dropout: uses.dropout_eager}
 _PLAIN_FLASH = _FLASH | _UNFUSED | {Attention: attention_uses.attention_flash_copied, Dropout: uses.dropout_inside}
 _NANOTRON = _FLASH | {Linear: uses.linear, Activation: uses.activation_eager}
+_INTERNEVO = _NANOTRON | {Loss: uses.loss_fused}
 
-_torch = partial(KernelSet, stops_early=True, retains=True, scales_at_hand=True, shards_masters=True)
-_megatron = partial(KernelSet, gathers_again=True, keeps_gradients=True)
+_TORCHTITAN = _COMPILED | {Attention: attention_uses.attention_repeated, Rotary: uses.moves(10)}
+_XENTROPY = _SDPA | {Loss: uses.loss_xentropy}
+_UNPADDED = _XENTROPY | {Attention: attention_uses.attention_unpadded}
+
+_torch = partial(KernelSet, stops_early=True, retains=True, casts="twice", shards_masters=True)
+_megatron = partial(KernelSet, joins=True, gathers_again=True, keeps_gradients=True)
+
+_transformer_engine = partial(
+    _megatron, sends_parts=True, flash=True, core="maker", adds_in_place=True, keeps_narrow=True, gathers_narrow=True
+)
+_deepspeed = partial(
+    _megatron, sends_parts=True, has_buckets=True, bucket=5 * 10**8, gathers_matrices=True, hands_on_copies=True
+)
 
 KERNEL_SETS: dict[str, KernelSet] = {
     kernels.name: kernels
     for kernels in (
         _torch("hf-eager", _EAGER, flash=False),
         _torch("hf-sdpa", _SDPA, flash=True),
-        _torch("hf-sdpa-xentropy", _SDPA | {Loss: uses.loss_xentropy}, flash=True),
-        _torch("torch-compile", _COMPILED, flash=True),
-        _megatron("megatron-fused", _FUSED, flash=False),
-        _megatron("megatron-flash", _FLASH, flash=True, own_flash=True, adds_in_place=True, keeps_narrow=True),
+        _torch("hf-sdpa-xentropy", _XENTROPY, flash=True, core="early", casts="once"),
+        _torch("hf-unpadded-xentropy", _UNPADDED, flash=True, core="early", casts="once"),
+        _torch("mingpt", _EAGER | {Attention: attention_uses.attention_plain}, flash=False, gathers_matrices=True),
+        _torch("torch-compile", _COMPILED, flash=True, casts="once", gathers_narrow=True),
+        _torch("torchtitan", _TORCHTITAN, flash=True, casts="once", gathers_narrow=True),
+        _megatron("megatron-fused", _FUSED, flash=False, sends_parts=True),
+        _megatron("megatron-fused-adding", _FUSED, flash=False, sends_parts=True, adds_in_place=True),
+        _transformer_engine("megatron-flash", _FLASH),
+        _transformer_engine("megatron-flash-narrow", _FLASH | {Activation: uses.activation_narrow}),
+        _deepspeed("megatron-deepspeed", _FUSED, flash=False),
         _megatron("megatron-eager", _PLAIN, flash=False),
         _megatron("megatron-fused-eager", _FUSED | _UNFUSED | {Dropout: uses.dropout_apart}, flash=False),
         _megatron("megatron-flash-eager", _PLAIN_FLASH, flash=True),
+        _megatron("megatron-flash1-eager", _PLAIN_FLASH, flash=True, core="early"),
         _megatron("megatron-flash-norm", _PLAIN_FLASH | {Norm: uses.norm_fused}, flash=True),
+        _megatron("internevo", _INTERNEVO, flash=True, gathers_again=False, bucket=2**29, step_copies=2),
         _megatron("nanotron", _NANOTRON, flash=True, gathers_again=False, has_buckets=True),
     )
 }

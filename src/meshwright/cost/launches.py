@@ -100,15 +100,23 @@ FLASH: Counts = FUSED | {
 LAUNCHES: Mapping[str, Counts] = {
     "hf-eager": EAGER,
     "hf-sdpa": SDPA,
+    "mingpt": EAGER,
     "torch-compile": COMPILED,
+    "torchtitan": COMPILED | {Attention: 3.0, Rotary: EAGER[Rotary]},
     "megatron-eager": FUSED | {Norm: EAGER[Norm], Rotary: EAGER[Rotary]},
     "megatron-fused": FUSED,
+    "megatron-fused-adding": FUSED,
     "megatron-fused-eager": FUSED | {Norm: EAGER[Norm], Rotary: EAGER[Rotary]},
     "megatron-flash": FLASH,
+    "megatron-flash-narrow": FLASH,
+    "megatron-deepspeed": FUSED,
     "megatron-flash-eager": SDPA,
+    "megatron-flash1-eager": SDPA,
     "megatron-flash-norm": SDPA | {Norm: 1.0},
     "nanotron": FLASH,
-    "hf-sdpa-xentropy": SDPA | {Loss: 1.0},
+    "internevo": FLASH,
+    "hf-sdpa-xentropy": SDPA | {Loss: 7.0},
+    "hf-unpadded-xentropy": SDPA | {Attention: 24.0, Loss: 7.0},
 }
 """By the name of the kernel set."""
 

@@ -76,10 +76,12 @@ def _row_states(
     widths, sharding = widths_of(placement), sharding_of(row, placement.group(block.group).mesh)
     scattered = sharding.scatters(placement.plan.execution.sync)
     whole, gradients = widths.element * held.all, widths.gradient * held.learning
-    if placement.kernels.has_buckets and (sharding.shard or sharding.replicas):
+    if placement.kernels.has_buckets and widths.gradient > widths.element and (sharding.shard or sharding.replicas):
         gradients += widths.element * held.learning
     wide = master_bytes(placement.recipe)
+    stepped_with = wide * (1 + placement.kernels.step_copies) + (widths.gradient if placement.kernels.bucket else 0.0)
     stepped, stored = row.offload.optimizer is not None, row.offload.parameters is not None  # on the host
+    at_once = _largest_share(placement, block) if placement.kernels.gathers_matrices else 1.0
     masters = sharding.state == "zero3" and placement.kernels.shards_masters and wide > 0 and not (stepped or stored)
     frozen = held.frozen * (placement.storage(block.group).narrow or widths.element)
     parameters = (frozen + (0.0 if masters else widths.element * held.learning)) / sharding.kept("zero3")
@@ -87,9 +89,9 @@ def _row_states(
         parameters=0.0 if stored else parameters,
         gradients=0.0 if scattered and stepped else gradients / (sharding.ways if scattered else 1),
         optimizer=0.0 if stepped else optimizer,
-        gathered=whole if stored or sharding.state == "zero3" else 0.0,
-        reduced=gradients if scattered else 0.0,
-        widened=wide * held.learning / sharding.ways if wide > widths.gradient and not stepped else 0.0,
+        gathered=whole * at_once if stored or sharding.state == "zero3" else 0.0,
+        reduced=gradients * at_once if scattered else 0.0,
+        widened=stepped_with * held.learning / sharding.ways if wide > widths.gradient and not stepped else 0.0,
     )
     away = States(
         parameters=parameters if stored else 0.0,
@@ -97,3 +99,9 @@ def _row_states(
         optimizer=optimizer if stepped else 0.0,
     )
     return here, away
+
+
+def _largest_share(placement: Placement, block: Block) -> float:
+    """Of a layer's parameters, those of its largest operator."""
+    sizes = [share.operator.parameters() for _, _, shares in placement.row_shares(block) for share in shares]
+    return max(sizes, default=0) / (sum(sizes) or 1)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from meshwright.cost.activations import layer_activations
 from meshwright.cost.blocks import Block
+from meshwright.cost.casts import narrow_of
 from meshwright.cost.compute import LayerLoad, Seconds, layer_load, layer_seconds, machines
 from meshwright.cost.flows import Flow, Purpose
 from meshwright.cost.hiding import RowWork, waited
@@ -23,8 +24,7 @@ from meshwright.cost.states import sharding_of
 from meshwright.cost.uses import Storage
 from meshwright.cost.volumes import has_backward, held_by, kept_flows, row_flows, widths_of
 from meshwright.cost.wires import Wires
-from meshwright.model.operators import Loss
-from meshwright.recipe.spec import BYTES
+from meshwright.model.operators import Embedding
 
 PART_OF: dict[Purpose, str] = {
     "tensor": "tensor",
@@ -102,8 +102,14 @@ def time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSeconds
 
 
 def _time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSeconds:
-    forward, backward, update, once = OneWay(), OneWay(), Spent(), list[Flow]()
-    weight = 0.0
+    forward, backward, weight = compute_layer(placement, wires, block)
+    kept = keep_layer(placement, wires, block, (forward, backward))
+    return LayerSeconds(forward, backward, weight, *kept)
+
+
+def compute_layer(placement: Placement, wires: Wires, block: Block) -> tuple[OneWay, OneWay, float]:
+    """What one layer computes and exchanges for a micro-batch, both ways, and of that the gradients of the weights."""
+    forward, backward, weight = OneWay(), OneWay(), 0.0
     for work in _rows(placement, block):
         forward.launches += work.launches.forward
         backward.launches += work.launches.backward
@@ -114,6 +120,20 @@ def _time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSecond
             way = forward if flow.when == "forward" else backward
             way.spent.add(PART_OF[flow.purpose], time)
             way.launches += flow.times
+    return forward, backward, weight
+
+
+class KeptSeconds(NamedTuple):
+    """What one layer's states take at the end of a step, as in LayerSeconds."""
+
+    once: tuple[Flow, ...]
+    optimizer: Spent
+    update: Spent
+
+
+def keep_layer(placement: Placement, wires: Wires, block: Block, ways: tuple[OneWay, OneWay]) -> KeptSeconds:
+    """What one layer's states take: adds what they take of each micro-batch to both ways."""
+    (forward, backward), update, once = ways, Spent(), list[Flow]()
     backward.spent.add("backward", adding_up(placement, block) if has_backward(block) else 0.0)
     for flow in kept_flows(placement, block):
         way, time = forward if flow.when == "forward" else backward, wires.flow_seconds(block.group, flow)
@@ -125,8 +145,7 @@ def _time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSecond
             way.gather += time
         else:
             way.reduce += time
-    optimizer = _step(placement, block, (forward, backward))
-    return LayerSeconds(forward, backward, weight, tuple(once), optimizer, update)
+    return KeptSeconds(tuple(once), _step(placement, block, ways), update)
 
 
 def _rows(placement: Placement, block: Block) -> Iterator[RowWork]:
@@ -141,9 +160,7 @@ def _rows(placement: Placement, block: Block) -> Iterator[RowWork]:
 
 
 def _loads(placement: Placement, block: Block, storage: Storage) -> list[LayerLoad]:
-    """A head and its loss are computed as wide as ever (Transformer Engine's and torchao's recipes leave them out)."""
-    matmul, is_head = placement.recipe.precision.matmul, any(isinstance(op, Loss) for op in block.stack.operators)
-    narrow = BYTES[matmul] if matmul and not is_head else None
+    narrow = narrow_of(placement.recipe.precision, block.stack.operators)
     return [
         layer_load(shares, row.recompute, placement.kernels, storage, narrow)
         for row, _, shares in placement.row_shares(block)
@@ -152,7 +169,8 @@ def _loads(placement: Placement, block: Block, storage: Storage) -> list[LayerLo
 
 def adding_up(placement: Placement, block: Block) -> float:
     """Seconds to add a micro-batch's gradients to the step's: each is read, and what it is added to read and written,
-    by a kernel of its own. Where no buffer is kept for them, one micro-batch's gradients are the step's.
+    by a kernel of its own, but for those that a product adds. Where no buffer is kept for them, one micro-batch's
+    gradients are the step's. No product gives that of a table of embeddings: zeros are written, and few rows of these.
 
     In bf16, added up in float32: 2 + 2 x 4 bytes a parameter at the memory's bandwidth.
 
@@ -165,14 +183,16 @@ def adding_up(placement: Placement, block: Block) -> float:
     >>> adding_up(placement, block) == 10 * block.stack.parameters / memory
     True
     """
-    kernels = placement.kernels
-    if kernels.adds_in_place or (placement.plan.micro_batches == 1 and not kernels.keeps_gradients):
-        return 0.0
-    widths, mesh, numbers = widths_of(placement), placement.group(block.group).mesh, 0.0
-    for row, held in held_by(placement, block):
+    kernels, widths, mesh = placement.kernels, widths_of(placement), placement.group(block.group).mesh
+    adds, moved = placement.plan.micro_batches > 1 or kernels.keeps_gradients, 0.0
+    for (row, held), (_, _, shares) in zip(held_by(placement, block), placement.row_shares(block), strict=True):
         sharding = sharding_of(placement.state_row(block, row), mesh)
-        numbers += held.learning / (sharding.ways if sharding.scatters(placement.plan.execution.sync) else 1)
-    moved = numbers * (widths.element + 2 * widths.gradient)
+        ways = sharding.ways if sharding.scatters(placement.plan.execution.sync) else 1
+        tables = sum(
+            each.operator.parameters() for each in shares if isinstance(each.operator, Embedding) and each.learns
+        )
+        numbers = adds * (tables if kernels.adds_in_place else held.learning)
+        moved += numbers / ways * (widths.element + 2 * widths.gradient) + tables * widths.element
     return max(moved / machine.streamed * machine.slowdown for machine in machines(placement, block.group))
 
 

@@ -7,21 +7,19 @@ on its way. What a framework's context, an allocator's rounding and communicatio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.activations import Activations, layer_activations
-from meshwright.cost.blocks import Block
 from meshwright.cost.calibration import DeviceConstants
 from meshwright.cost.footprint import Footprint, Range, Taken, footprint
 from meshwright.cost.kernels import KernelSet
-from meshwright.cost.layer_states import States, layer_states
-from meshwright.cost.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Order
+from meshwright.cost.layer_states import States
 from meshwright.cost.placement import Placement
-from meshwright.cost.saved import looked_at
-from meshwright.cost.ways import split_ways
+from meshwright.cost.stage_memory import StageBytes, stage_bytes
+from meshwright.cost.volumes import widths_of
+from meshwright.plan.orders import BACKWARD, FORWARD, INPUT, WEIGHT, Order
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -102,6 +100,11 @@ class Memory(Filled):
     """Groups of ranks that a rank talks to: one for each axis, and its neighbours in the pipeline."""
     overlapping: bool = False
     """Whether several micro-batches are in flight at once."""
+    unlike: float = 0.0
+    """Bytes of tensors of another time within a micro-batch that fit into no gap of the peak's: those of a layer's
+    backward where the peak is the loss's, or the other way round."""
+    expandable: bool = False
+    """Whether what is free serves tensors of any size (`execution.expandable_segments`)."""
     over_time: Floats = field(default_factory=lambda: np.empty(0), compare=False)
     """Bytes during each action of the group's order."""
 
@@ -115,13 +118,17 @@ class Memory(Filled):
         """What the device is asked for, as ranges."""
         worst, step = self.worst, self.instants[-1]
         resting = sum(worst.parts.get(name, 0.0) for name in RESTING)
-        apart = 0.0 if worst is step else step.parts.get("widened", 0.0)
-        return footprint(Taken(worst.total, resting, apart, self.communicators, self.overlapping), self.reached)
+        taken = Taken(worst.total, resting, communicators=self.communicators)
+        if not self.expandable:
+            freed = 0.0 if worst is step else step.parts.get("widened", 0.0)
+            pinned = 0.0 if worst is step else self.unlike
+            taken = taken._replace(pinned=pinned, freed=freed, overlapping=self.overlapping)
+        return footprint(taken, self.reached)
 
     @property
     def asked(self) -> Range:
-        """Bytes of the device."""
-        return self.footprint.device
+        """Bytes of the device that there must be."""
+        return self.footprint.needed
 
     def as_data(self) -> dict[str, Any]:
         """Plain data, in bytes."""
@@ -138,57 +145,9 @@ class Memory(Filled):
         }
 
 
-class _Stage(NamedTuple):
-    """What one stage of a group takes on a rank, all its layers together."""
-
-    states: States
-    activations: Activations
-    """Of one micro-batch."""
-    window: float
-    """The most that a layer's gathered parameters and those gathered ahead of it take together."""
-    passing: dict[str, float]
-    """What one layer needs while it runs backward."""
-
-
-def _stage(placement: Placement, stage: int) -> _Stage:
-    """What one stage takes; equal ones are counted once."""
-    key = ("stage", tuple(map(placement.sharded_alike, placement.stage_layers[stage])))
-    return placement.once(key, lambda: _count_stage(placement, stage))
-
-
-def _count_stage(placement: Placement, stage: int) -> _Stage:
-    blocks = placement.stage_blocks(stage)
-    states = {block: layer_states(placement, block) for block in blocks}
-    layers = [layer_activations(placement, block) for block in blocks]
-    total, kept = States(), Activations()
-    for block, each in zip(blocks, layers, strict=True):
-        total = total.plus(states[block], len(block.names))
-        kept = kept.plus(each, len(block.names))
-    together = _looked_at(placement, blocks)
-    kept = kept.plus(Activations(kept=together, whole=together, weights=together * placement.kernels.retains))
-    layer = {
-        "recomputed": max(each.whole - each.kept for each in layers),
-        "reduced": max(each.reduced for each in states.values()),
-    }
-    # The loss is through with its backward before the first layer begins.
-    loss, alone = {"loss": kept.passing}, sum(layer.values()) < kept.passing
-    passing = dict.fromkeys(layer, 0.0) | loss if alone else layer | {"loss": 0.0}
-    window = most_together(
-        [states[block].gathered for block in placement.stage_layers[stage]], placement.plan.execution.prefetch
-    )
-    return _Stage(total, kept, window, passing)
-
-
-def _looked_at(placement: Placement, blocks: Sequence[Block]) -> float:
-    """What other layers put out that attention of a stage looks at (an encoder's output), which all keep together."""
-    found = 0.0
-    for stream, width in looked_at(block.stack for block in blocks).items():
-        block = next(block for block in blocks if stream in looked_at([block.stack]))
-        ways = split_ways(block.row, placement.group(block.group).mesh)
-        scattered = ways.scattered if placement.kernels.gathers_again else 1
-        numbers = placement.samples * placement.lengths[stream] * width
-        found += placement.element * numbers / (ways.batch * ways.cp * ways.ulysses * scattered)
-    return found
+def bucket_bytes(placement: Placement) -> float:
+    """The buffer that gradients are reduced from at the end of a step."""
+    return placement.kernels.bucket * widths_of(placement).gradient
 
 
 def group_memory(placement: Placement, group: str, order: Order) -> Memory:
@@ -197,14 +156,28 @@ def group_memory(placement: Placement, group: str, order: Order) -> Memory:
     return replace(found, reached=_reached(placement, group))
 
 
+def bare_memory(placement: Placement, group: str) -> Memory:
+    """The same before anything is in it."""
+    return Memory(
+        group=group,
+        stages=(),
+        capacity=_capacity(placement, group),
+        instants=(),
+        reached=_reached(placement, group),
+        communicators=_communicators(placement, group),
+        expandable=placement.plan.execution.expandable_segments,
+    )
+
+
 def _group_memory(placement: Placement, group: str, order: Order) -> Memory:
     """What of it no calibration changes."""
     stages = tuple(number for number, stage in enumerate(placement.plan.stages) if stage.on == group)
-    own = [_stage(placement, stage) for stage in stages]
+    own = [stage_bytes(placement, stage) for stage in stages]
     states = States()
     for each in own:
         states = states.plus(each.states)
     resting = {"parameters": states.parameters, "optimizer": states.optimizer}
+    last = {"gradients": states.gradients, "widened": states.widened + bucket_bytes(placement)}
     alive = _Alive(order, stages, own, placement.kernels)
     return Memory(
         group=group,
@@ -214,10 +187,12 @@ def _group_memory(placement: Placement, group: str, order: Order) -> Memory:
             Instant("initialisation", resting),
             Instant("forward", resting | alive.worst(order.kind == FORWARD)),
             Instant("backward", resting | alive.worst(order.kind != FORWARD)),
-            Instant("step", resting | {"gradients": states.gradients, "widened": states.widened}),
+            Instant("step", resting | last),
         ),
         communicators=_communicators(placement, group),
+        unlike=max(each.unlike for each in own),
         overlapping=bool(in_flight(order, np.ones(len(order))).max() > len(stages)),
+        expandable=placement.plan.execution.expandable_segments,
         over_time=sum(resting.values()) + alive.total,
     )
 
@@ -232,7 +207,7 @@ def in_flight(order: Order, size: Floats, *, until: int = INPUT) -> Floats:
     """What is there during each action of what each action's forward makes, up to the end of its backward, or of the
     half `until` where backwards come in halves.
 
-    >>> from meshwright.cost.orders import orders
+    >>> from meshwright.plan.orders import orders
     >>> order = orders("zb-h1", (0, 1), 2)[1]
     >>> print(order)
     1F0 1I0 1F1 1I1 1W0 1W1
@@ -249,7 +224,7 @@ def in_flight(order: Order, size: Floats, *, until: int = INPUT) -> Floats:
 class _Alive:
     """What is there during each action beside what rests: an array for each part."""
 
-    def __init__(self, order: Order, stages: Sequence[int], own: Sequence[_Stage], kernels: KernelSet) -> None:
+    def __init__(self, order: Order, stages: Sequence[int], own: Sequence[StageBytes], kernels: KernelSet) -> None:
         place = np.searchsorted(stages, order.stage)
         gradients = np.array([each.states.gradients for each in own])
         made = np.zeros((len(order), len(own)))
@@ -285,16 +260,6 @@ class _Alive:
             return dict.fromkeys(self.parts, 0.0)
         at = places[len(places) - 1 - int(np.argmax(self.total[places][::-1]))]
         return {name: float(values[at]) for name, values in self.parts.items()}
-
-
-def most_together(sizes: Sequence[float], prefetch: int) -> float:
-    """The most that a layer and so many gathered ahead of it take together.
-
-    >>> most_together([1.0, 2.0, 3.0, 1.0], prefetch=1)
-    5.0
-    """
-    wide = 1 + prefetch
-    return max(sum(sizes[first : first + wide]) for first in range(len(sizes)))
 
 
 def _communicators(placement: Placement, group: str) -> int:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.orders import BACKWARD, FORWARD, INPUT, KINDS, Integers, Order
 from meshwright.errors import PlanError
+from meshwright.plan.orders import BACKWARD, FORWARD, INPUT, KINDS, Integers, Order
 
 
 class Graph(NamedTuple):

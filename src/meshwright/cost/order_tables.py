@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.cost.orders import BACKWARD, FORWARD, KINDS, LETTERS, Order, order_of
 from meshwright.document import read_text
 from meshwright.errors import PlanError
+from meshwright.plan.orders import BACKWARD, FORWARD, KINDS, LETTERS, Order, order_of
 from meshwright.plan.ranks import format_ranks
 from meshwright.plan.spec import Plan
 

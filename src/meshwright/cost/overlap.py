@@ -74,19 +74,16 @@ def one_pass(layers: Sequence[LayerTime], streams: Streams) -> Passed:
             if layers[ahead].gather:
                 link = gathered[ahead] = max(link, start) + layers[ahead].gather
         asked = max(asked, place + streams.prefetch + 1)
-        free = _slowed(start, layer.compute, link, streams.contention)
+        free = start + slowed(layer.compute, max(0.0, link - start), streams.contention)
         if layer.reduce:
             link = max(link, free) + layer.reduce
     seconds = max(free, link)
     return Passed(seconds, seconds - compute)
 
 
-def _slowed(start: float, work: float, busy_until: float, contention: float) -> float:
-    """The end of computing that runs slower as long as the links are busy."""
-    beside = max(0.0, busy_until - start)
-    if work * (1 + contention) <= beside:
-        return start + work * (1 + contention)
-    return start + work + beside * contention / (1 + contention)
+def slowed(work: float, beside: float, contention: float) -> float:
+    """Seconds of computing that runs slower as long as communication is beside it."""
+    return min(work * (1 + contention), work + beside * contention / (1 + contention))
 
 
 def beside(work: _Seconds, sent: _Seconds, contention: float) -> _Seconds:

@@ -9,7 +9,6 @@ from meshwright.cluster.spec import Pool
 from meshwright.cost.blocks import Block, Edge
 from meshwright.cost.calibration import Calibration, public_calibration
 from meshwright.cost.kernels import KERNEL_SETS, KernelSet
-from meshwright.cost.orders import Order, one_by_one, orders
 from meshwright.cost.shares import Extent, Learning, Share, layer_shares
 from meshwright.cost.uses import Storage, storage_of
 from meshwright.cost.ways import Ways, split_ways
@@ -17,6 +16,7 @@ from meshwright.errors import PlanError
 from meshwright.model.operators import Linear
 from meshwright.model.spans import span_names
 from meshwright.model.spec import Layer, LayerStack, Part
+from meshwright.plan.orders import Order, one_by_one, orders
 from meshwright.plan.rules import Inputs
 from meshwright.plan.spec import Group, Placed, Row
 from meshwright.recipe.spec import BYTES
@@ -122,9 +122,13 @@ class Placement:
         return storage_of(self.element, device.backend, self.model.family)._replace(narrow=narrow)
 
     def overlaps(self, group: str) -> bool:
-        """Whether communication runs beside computing at all: over gloo it does not (FSDP2 on CPU)."""
+        """Whether communication runs beside computing at all: over gloo it does not (FSDP2 on CPU), nor where the host
+        waits for each kernel.
+        """
         devices = self.inputs.cluster.devices
-        return all(devices[pool.device].backend != "gloo" for pool, _ in self.pools(group))
+        return not self.plan.execution.blocking and all(
+            devices[pool.device].backend != "gloo" for pool, _ in self.pools(group)
+        )
 
     @cached_property
     def learns(self) -> dict[str, bool]:
@@ -210,11 +214,11 @@ class Placement:
 
     @cached_property
     def _joined(self) -> dict[str, tuple[str, ...]]:
-        """The last of the layers that share a parameter on one group, under zero3 → the others."""
+        """The last of the layers that share a parameter on one group, where a state shards it → the others."""
         found: dict[str, tuple[str, ...]] = {}
         for owner, copies in self.model.tied_layers:
             together = [name for name in (owner, *copies) if self._placed[name].group == self._placed[owner].group]
-            if len(set(together)) > 1 and self._placed[together[-1]].row.state == "zero3":
+            if len(set(together)) > 1 and self._placed[together[-1]].row.state:
                 found[together[-1]] = tuple(name for name in dict.fromkeys(together[:-1]) if name != together[-1])
         return found
 

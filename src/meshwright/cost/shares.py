@@ -78,10 +78,14 @@ class Share(NamedTuple):
     """True where its output is the sum over the tensor ranks."""
     scattered: int = 1
     """Ranks that each held a run of its input's positions before it was gathered."""
+    left: int = 1
+    """Ranks that each keep a run of the positions of what it puts out."""
     keys: float = 0.0
     """Positions per sample whose keys and values this rank holds, for an attention core."""
     partial: float = 0.0
     """Parameters that all tensor ranks hold, each with a part of their gradient."""
+    copied: float = 0.0
+    """Parameters of KV heads that several tensor ranks hold, each with a part of their gradient."""
     fused: bool = False
     """True where queries, keys and values of an attention core are slices of what one matrix put out."""
     turned: float = 0.0
@@ -218,8 +222,10 @@ class _Walk:
             enters=enters and tensor > 1,
             leaves=leaves and tensor > 1,
             scattered=scattered if enters else 1,
+            left=scattered if leaves else 1,
             keys=work.length if vars(operator).get("block") else work.context / self.ways.cp,
-            partial=_partial(cut, whole, scattered) if learns else 0.0,
+            partial=self._partial(cut, whole) if learns else 0.0,
+            copied=self._copied(operator) if learns else 0.0,
             fused=isinstance(cut, Attention) and self.made == _fused_width(cut),
             turned=self.turned,
             made=self._cut_from(cut),
@@ -270,6 +276,27 @@ class _Walk:
         kv_ways = min(tensor, core.kv_heads) if core else tensor
         segments = linear.segments or (linear.outputs,)
         return sum(_divided(width, kv_ways if width == kv else tensor) for width in segments)
+
+    def _copied(self, operator: Operator) -> float:
+        """Numbers of the KV heads that a rank holds as a copy."""
+        core = self.core
+        if core is None or core.kv_heads >= self.ways.tensor or vars(operator).get("split") != "column":
+            return 0.0
+        assert isinstance(operator, Linear)
+        kv = [width for width in operator.segments or (operator.outputs,) if width == core.kv_heads * core.head_dim]
+        return float(sum(width // core.kv_heads for width in kv) * (operator.inputs + operator.bias))
+
+    def _partial(self, cut: Operator, whole: bool) -> float:
+        """Of what all tensor ranks hold: norms that work on a rank's own heads, and under `tp+sp` what sees a run of
+        the positions (Korthikanti 2022, section 4.2.2).
+        """
+        if self.inside and self.ways.tensor > 1 and isinstance(cut, Norm) and cut.heads:
+            return float(cut.parameters())
+        if self.ways.scattered == 1:
+            return 0.0
+        if whole:
+            return float(cut.parameters())
+        return float(cut.outputs) if isinstance(cut, Linear) and cut.split == "row" and cut.bias else 0.0
 
     def _learns(self, operator: Operator) -> bool:
         trains = self.learning.trains and self.learning.lora is None
@@ -341,17 +368,6 @@ def _slice(operator: Operator, tensor: int) -> dict[str, Any]:
             cut = "heads" if getattr(operator, "heads", None) else "width"  # what works head by head
             return {cut: _divided(getattr(operator, cut), tensor)}
     return {}
-
-
-def _partial(operator: Operator, whole: bool, scattered: int) -> float:
-    """Under `tp+sp`, what all tensor ranks hold sees a run of the positions each (Korthikanti 2022, section 4.2.2)."""
-    if scattered == 1:
-        return 0.0
-    if whole:
-        return float(operator.parameters())
-    return (
-        float(operator.outputs) if isinstance(operator, Linear) and operator.split == "row" and operator.bias else 0.0
-    )
 
 
 def _fused_width(core: Attention) -> int:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.order_graph import Graph, graph_of
-from meshwright.cost.orders import Integers, Order
 from meshwright.cost.overlap import beside
+from meshwright.plan.orders import Integers, Order
 
 SpanKind = Literal["forward", "backward", "input", "weight", "reduce", "tied", "norm", "optimizer", "update"]
 Floats: TypeAlias = NDArray[np.float64]
@@ -165,7 +165,7 @@ def simulate(
     Of P equal stages and M micro-batches, 1f1b takes (M + P - 1) (forward + backward), of which P - 1 in M + P - 1 are
     waited (Narayanan 2021, section 2.2.1). One micro-batch alone also waits for its messages.
 
-    >>> from meshwright.cost.orders import orders
+    >>> from meshwright.plan.orders import orders
     >>> step = simulate(orders("1f1b", (0, 1), 4), [StageTime(1, 2), StageTime(1, 2)], [Link(0, 1)])
     >>> step.seconds, round(step.bubble, 3)
     (15.0, 0.2)

@@ -23,6 +23,8 @@ class Parameters(NamedTuple):
     frozen: float = 0.0
     partial: float = 0.0
     """Of the dense ones: those whose gradient each tensor rank has a part of."""
+    copied: float = 0.0
+    """Of the dense ones: those of KV heads that several tensor ranks hold, each with a part of their gradient."""
 
     @property
     def learning(self) -> float:
@@ -41,7 +43,7 @@ class Parameters(NamedTuple):
 
 def count_parameters(shares: Iterable[Share]) -> Parameters:
     """The parameters of a rank's operators."""
-    dense = experts = frozen = partial = 0.0
+    dense = experts = frozen = partial = copied = 0.0
     for share in shares:
         numbers = share.operator.parameters()
         if not share.learns:
@@ -51,7 +53,8 @@ def count_parameters(shares: Iterable[Share]) -> Parameters:
         else:
             dense += numbers
             partial += share.partial
-    return Parameters(dense, experts, frozen, partial)
+            copied += share.copied
+    return Parameters(dense, experts, frozen, partial, copied)
 
 
 class Sharding(NamedTuple):
@@ -69,6 +72,8 @@ class Sharding(NamedTuple):
     tensor: tuple[str, ...]
     """Ranks that share the gradient of `Parameters.partial`."""
     ways: int
+    copied: int = 1
+    """Of the shard group: ranks that have equal gradients, so that each reduces a part of them alone."""
 
     def kept(self, *states: str) -> int:
         """How many ways something is sharded that these states shard."""
@@ -96,6 +101,7 @@ def sharding_of(row: Row, mesh: Mapping[str, int]) -> Sharding:
         experts=active(row.axes("ep"), mesh),
         tensor=active(row.axes("tp+sp"), mesh) or active(row.axes("tp"), mesh),
         ways=math.prod(mesh[axis] for axis in shard),
+        copied=math.prod(mesh[axis] for axis in shard if axis not in summed),
     )
 
 
@@ -140,7 +146,7 @@ def state_flows(
 def _reductions(sharding: Sharding, held: Parameters, widths: Widths, sync: str) -> list[Flow]:
     when: When = "backward" if sharding.scatters(sync) else "reduce"
     left = widths.gradient / sharding.ways
-    flows = [Flow("shard", "reduce_scatter", sharding.reduce, widths.gradient * held.learning, when)]
+    flows = [Flow("shard", "reduce_scatter", sharding.reduce, widths.gradient / sharding.copied * held.learning, when)]
     if sharding.experts:
         flows.append(
             Flow("gradient", "all_reduce", (*sharding.replicas, *sharding.experts), left * held.dense, "reduce")
@@ -148,4 +154,5 @@ def _reductions(sharding: Sharding, held: Parameters, widths: Widths, sync: str)
         flows.append(Flow("gradient", "all_reduce", sharding.replicas, left * held.experts, "reduce"))
     else:
         flows.append(Flow("gradient", "all_reduce", sharding.replicas, left * held.learning, "reduce"))
-    return [*flows, Flow("gradient", "all_reduce", sharding.tensor, left * held.partial, "reduce")]
+    parts = (held.partial, held.copied)  # copies are summed over some of the tensor ranks
+    return flows + [Flow("gradient", "all_reduce", sharding.tensor, left * part, "reduce") for part in parts]

@@ -37,14 +37,15 @@ fused (Shazeer 2020, section 2, for the gates) gate and up alone. An addition ke
 
 A router of 8 experts from 4 numbers keeps its input and 80 probabilities in float32; eager, for each position 8
 scores, twice an index and a weight, and their sum, 10 (32 + 24 + 4). Its two experts of 4 x 6 see 20 positions: as
-sent, gate, up, function and product, put out, 2 x 20 (4 + 4 x 6 + 4), with 20 (8 x 3 + 2) of lists and 4 x 8 ends.
+sent, gate, up, function and product, put out, 2 x 20 (4 + 4 x 6 + 4), with 20 (8 x 3 + 2) of lists and 4 x 8 ends;
+fused without the function and what is put out, 2 x 20 (4 + 3 x 6).
 
 >>> chosen = Router(hidden=4, experts=8, top_k=2)
 >>> used(router, chosen), used(router_eager, chosen)
 ((400, 1104), (680, 1104))
 >>> experts = Experts(count=8, top_k=2, hidden=4, ffn=6, gated=True)
 >>> used(experts_eager, experts), used(routed_experts, experts)
-((1832, 3232), (1040, 2992))
+((1832, 3232), (880, 2992))
 
 A convolution keeps its 10 x 3 numbers, a product both operands, 10 x 4 and 2 x 4 x 3. A loss over 7 classes keeps 70
 log-probabilities in float32, and the logits where the caller holds them.
@@ -55,10 +56,10 @@ log-probabilities in float32, and the logits where the caller holds them.
 ((420, 980), (280, 420))
 
 Gathered over two ranks of 7 classes each, twice as many, and the logits of the micro-batch before, 2 (280 + 140) + 280;
-by one kernel, these and ten numbers.
+by one kernel, these and ten numbers, with two metrics that read and write 2 x 70 (2 + 3 x 4) more, of which a third.
 
 >>> used(loss_gathered, Loss(classes=7), tensor=2), used(loss_xentropy, Loss(classes=7))
-((1120, 1960), (180, 140))
+((1120, 1960), (180, 793.3333333333334))
 """
 
 from collections.abc import Callable
@@ -171,9 +172,17 @@ def norm_eager(op: Norm, share: Share, storage: Storage) -> Use:
 
 def norm_divided(op: Norm, share: Share, storage: Storage) -> Use:
     """Eager RMS norms as transformers' Llama had them in 2023 (4.28, modeling_llama.py): the mean of squares in
-    float32, but the input itself divided, which is kept too.
+    float32, but the input itself divided, which is kept too. Of each number forward's kernels read or write 6 that are
+    wide and 5 in the compute dtype. Backward's, of the gain 6 in that dtype, of both casts 2 of either kind, of the
+    product with the root 6 and 2, of mean and square 8 wide ones, and 3 where the gradients of the input meet: in bf16
+    124 bytes in all, of which a third counts as forward's (see `loss_cut`). Layer norms are one kernel.
     """
-    return norm_eager(op, share, storage._replace(habits=storage.habits._replace(rms=DIVIDED_AS_IT_IS)))
+    if op.kind != "rms":
+        return norm_compiled(op, share, storage)
+    use = norm_eager(op, share, storage._replace(habits=storage.habits._replace(rms=DIVIDED_AS_IT_IS)))
+    element, wide = storage.element, storage.wide
+    moved = 22 * wide + 18 * element if element < wide else 30 * wide
+    return use._replace(moved=elements(op, share.work) * moved / 3)
 
 
 def norm_compiled(op: Norm, share: Share, storage: Storage) -> Use:
@@ -257,6 +266,14 @@ def activation_fused(op: Activation, share: Share, storage: Storage) -> Use:
     return Use(numbers * (0 if op.function in _FREE else 1 + op.gated), numbers * (2 + op.gated))
 
 
+def activation_narrow(op: Activation, share: Share, storage: Storage) -> Use:
+    """As a fused one, which keeps its input in fp8 where matrices do (Megatron-Core,
+    `activation_func_fp8_input_store`).
+    """
+    use = activation_fused(op, share, storage)
+    return use._replace(kept=use.kept * storage.read / storage.element)
+
+
 def activation_compiled(op: Activation, share: Share, storage: Storage) -> Use:
     """As a fused one; of `relu` the output serves, which the next matrix keeps; under dropout a byte for each sign."""
     use = activation_fused(op, share, storage)
@@ -326,11 +343,14 @@ def experts_compiled(op: Experts, share: Share, storage: Storage) -> Use:
 
 
 def routed_experts(op: Experts, share: Share, storage: Storage) -> Use:
-    """Positions as sent to the experts, what the first matrices put out, the product, and outputs to be weighed."""
+    """Positions as sent to the experts, what the first matrices put out, and the product, which has been weighed, so
+    that nothing wants what the experts put out (megatron/core/transformer/moe/experts.py, `weighted_bias_swiglu_impl`,
+    2025).
+    """
     routed = share.work.positions * op.top_k
     width, multiplied = 2 * op.hidden + (3 if op.gated else 2) * op.ffn, op.hidden + op.ffn
     shuffled = 5 * op.hidden
-    kept = storage.element * (width - multiplied) + storage.read * multiplied
+    kept = storage.element * (width - op.hidden - multiplied) + storage.read * multiplied
     return Use(routed * kept, storage.element * (routed * (width + shuffled) + op.parameters()))
 
 
@@ -374,6 +394,15 @@ def loss_cut(op: Loss, share: Share, storage: Storage) -> Use:
     return loss_fused(op, share, storage)._replace(moved=numbers * (2 * storage.element + 12 * wide) / 3)
 
 
+def loss_joined(op: Loss, share: Share, storage: Storage) -> Use:
+    """As `loss_fused` keeps, by a few kernels that each join some of `loss_cut`'s (megatron/core/fusions/
+    fused_cross_entropy.py, 2024): widened, the largest, difference and exponentials, their sum, quotient, and in
+    backward product and narrowed: 30 and 14 bytes a logit in bf16, of which a third counts as forward's.
+    """
+    numbers, wide = elements(op, share.work) * op.classes, storage.wide
+    return loss_fused(op, share, storage)._replace(moved=numbers * (2 * storage.element + 10 * wide) / 3)
+
+
 def loss_fused(op: Loss, share: Share, storage: Storage) -> Use:
     """The logits in float32: 4 s b v (Korthikanti 2022, section 4.3)."""
     numbers = elements(op, share.work) * op.classes
@@ -391,8 +420,11 @@ def loss_gathered(op: Loss, share: Share, storage: Storage) -> Use:
 
 def loss_xentropy(op: Loss, share: Share, storage: Storage) -> Use:
     """The logits, which the caller holds, and a number a row; backward makes their gradient in the same dtype
-    (flash_attn/losses/cross_entropy.py, 2023).
+    (flash_attn/losses/cross_entropy.py, 2023). Composer takes two metrics of the logits besides, cross entropy and
+    perplexity, each of which widens them and makes log-probabilities of them (trainer.py, _eval_train_metrics, and
+    metrics/nlp.py, 2023): a third of that counts as forward's here, since backward is taken to move twice as much.
     """
     rows = elements(op, share.work)
     held = rows * op.classes * storage.element
-    return Use(held + 4 * rows, held, held=held, passing=held)
+    metrics = 2 * rows * op.classes * (storage.element + 3 * storage.wide)
+    return Use(held + 4 * rows, held + metrics / 3, held=held, passing=held)

@@ -8,19 +8,22 @@ its output in forward; a head that is cut by vocabulary sums the gradient of its
 three small all-reduces of [batch, seq] in float32 or wider (largest logit, sum of exponentials, target's logit).
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from meshwright.cost.blocks import Block, Edge
+from meshwright.cost.casts import narrow_of
 from meshwright.cost.flows import Flow, Kind, Purpose, When, active, last_sums, repeated, role_flows, roles_of
-from meshwright.cost.moves import Crossing, by_tokens, crossing, division, moves
+from meshwright.cost.moves import Crossing, by_tokens, crossing, moves
 from meshwright.cost.optimizers import optimizer_flows
 from meshwright.cost.placement import Placement
 from meshwright.cost.slices import stepped_by
 from meshwright.cost.states import Parameters, Widths, count_parameters, sharding_of, state_flows
 from meshwright.model.operators import Attention
 from meshwright.model.spec import Part
+from meshwright.plan.divisions import division
 from meshwright.plan.groups import axis_groups, cut_alike, tied_ranks
 from meshwright.plan.rules import Inputs
 from meshwright.plan.spec import Placed, Row
@@ -92,9 +95,10 @@ def kept_flows(placement: Placement, block: Block) -> list[Flow]:
 def _row_flows(placement: Placement, block: Block) -> list[list[Flow]]:
     mesh = placement.group(block.group).mesh
     found: list[list[Flow]] = []
+    narrow = narrow_of(placement.recipe.precision, block.stack.operators)
     for row, parts, shares in placement.row_shares(block):
         roles = roles_of(row, mesh)
-        here = role_flows(shares, roles, placement.kernels, placement.element)
+        here = role_flows(shares, roles, placement.kernels, placement.element, narrow)
         if row is not block.row:
             here += _part_moves(placement, block, row, parts)
         unread = last_sums(shares, roles) if parts and parts[-1] is block.stack.parts[-1] else 0
@@ -173,10 +177,37 @@ def edge_bytes(placement: Placement, edge: Edge) -> float:
 
 
 def edge_crossing(placement: Placement, edge: Edge) -> Crossing:
-    """What crosses from one group to another."""
+    """What crosses from one group to another, of which tensor ranks may send a part each."""
+    found, parts = _crossing(placement, edge), _parts(placement, edge)
+    return Crossing(found.forward / parts, found.backward / parts)
+
+
+def _crossing(placement: Placement, edge: Edge) -> Crossing:
     source = placement.group(edge.source.group), edge.source.row
     found = crossing(source, (placement.group(edge.target.group), edge.target.row), edge_bytes(placement, edge))
     return found if edge.learns else found._replace(backward=0.0)
+
+
+def _parts(placement: Placement, edge: Edge) -> int:
+    """Into how many parts tensor ranks cut what they all have, and send to as many."""
+    ends = (edge.source, edge.target)
+    ways = {math.prod(placement.group(end.group).mesh[axis] for axis in end.row.axes("tp")) for end in ends}
+    return ways.pop() if placement.kernels.sends_parts and len(ways) == 1 else 1
+
+
+def part_flows(placement: Placement, edge: Edge) -> list[tuple[Placed, Flow]]:
+    """Where what was sent in parts is gathered: at the target forward, at the source backward."""
+    whole = _crossing(placement, edge)
+    ends: tuple[tuple[Placed, float, When], ...] = (
+        (edge.target, whole.forward, "forward"),
+        (edge.source, whole.backward, "backward"),
+    )
+    found = []
+    for end, size, when in ends:
+        axes = active(end.row.axes("tp"), placement.group(end.group).mesh)
+        if size and _parts(placement, edge) > 1:
+            found.append((end, Flow("transition", "all_gather", axes, size, when)))
+    return found
 
 
 def step_collectives(inputs: Inputs) -> list[Collective]:
@@ -227,6 +258,8 @@ def _edge_collectives(placement: Placement, edge: Edge) -> Iterator[Collective]:
     for size, when in ways:
         if size:
             yield Collective("pipeline", "p2p", groups, (), ranks, size, placement.plan.micro_batches, span, when)
+    for end, flow in part_flows(placement, edge):
+        yield _collective(placement, flow, end.group, end.layer, 1)
 
 
 def tied_collectives(placement: Placement) -> Iterator[Collective]:
@@ -246,7 +279,8 @@ def tied_collectives(placement: Placement) -> Iterator[Collective]:
 
 def _tied_numbers(placement: Placement, copy: str, members: Sequence[Placed]) -> float:
     """Numbers of a tied parameter that are summed: the whole, or where all holders are cut alike, the slice that a rank
-    holds; of that, the shard whose gradient each of them has.
+    holds; of that, the shard whose gradient each of them has. Under zero1 that is all of it where gradients have
+    buffers (Megatron-LM's `_allreduce_embedding_grads`), and otherwise the shard that the reduction leaves (FSDP2).
     """
     block = placement.block_of[copy]
     tied = [operator for operator in block.stack.operators if getattr(operator, "tied", False)]
@@ -255,12 +289,15 @@ def _tied_numbers(placement: Placement, copy: str, members: Sequence[Placed]) ->
     names = {operator.path for operator in tied}
     shares = [share.operator for part in placement.shares(block) for share in part if share.operator.path in names]
     shardings = [sharding_of(placed.row, placement.group(placed.group).mesh) for placed in members]
-    kept = min(sharding.kept("zero2", "zero3") for sharding in shardings)
+    scattered = ("zero2", "zero3") if placement.kernels.keeps_gradients else ("zero1", "zero2", "zero3")
+    kept = min(sharding.kept(*scattered) for sharding in shardings)
     return sum(operator.parameters() for operator in shares) / kept
 
 
 def whole_step(placement: Placement) -> Iterator[Collective]:
-    """The loss over the ranks that hold other samples or positions, and the gradient norm over all ranks."""
+    """The loss over the ranks that hold other samples or positions, which several groups then tell to all ranks; and
+    the gradient norm over all ranks.
+    """
     last = placement.plan.placed[-1]
     group = placement.group(last.group)
     axes = active(last.row.axes("dp", "ep", "cp", "ulysses"), group.mesh)
@@ -268,6 +305,8 @@ def whole_step(placement: Placement) -> Iterator[Collective]:
     if len(ranks) > 1:
         yield Collective("loss", "all_reduce", (last.group,), axes, ranks, LOSS_BYTES, 1, last.layer, "reduce")
     world = tuple(sorted(set().union(*(group.devices for group in placement.plan.groups.values()))))
+    if len(placement.plan.groups) > 1:
+        yield Collective("loss", "all_reduce", (), (), world, LOSS_BYTES, 1, last.layer, "reduce")
     if placement.recipe.clip_norm is not None and len(world) > 1:
         yield Collective("norm", "all_reduce", (), (), world, NORM_BYTES, 1, "", "reduce")
 

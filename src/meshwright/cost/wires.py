@@ -1,18 +1,15 @@
 """What the process groups of a plan get of the cluster's links, and how long their collectives take there."""
 
 import math
-from functools import partial
+from collections.abc import Collection, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwright.cost.collectives import TRAFFIC, Network, Traffic, Way, seconds
+from meshwright.cost.collectives import TRAFFIC, Integers, Network, Traffic, Way, seconds
 from meshwright.cost.flows import Flow
 from meshwright.cost.moves import pairs
 from meshwright.cost.placement import Placement
 from meshwright.cost.routing import Routing, copies
-from meshwright.plan.groups import RankLists, axis_groups
-from meshwright.plan.spec import Group
 
 
 class Wires:
@@ -33,9 +30,8 @@ class Wires:
         """Positions of `size` bytes once to each node and on to each rank there, in the slowest process group: what
         leaves a node and what is handed on inside of it are on their way at the same time (DeepSeek-V3, section 3.2.2).
         """
-        lists = axis_groups(self.placement.group(group), axes)
         slowest = 0.0
-        for ranks in {self.network.pattern(ranks) for ranks in lists}:
+        for ranks in self._groups(group, axes):
             nodes = self.network.nodes(ranks)
             peers, inside = tuple(node[0] for node in nodes), max(nodes, key=len)
             sent = copies(routing, nodes)
@@ -46,18 +42,20 @@ class Wires:
 
     def way(self, group: str, axes: tuple[str, ...], traffic: Traffic) -> tuple[Way, int]:
         """What the slowest process group over some axes gets, and its ranks."""
-        lists = self._lists(group, axes)
+        groups = self._groups(group, axes)
         key = ("way", self.lie(group), axes, traffic)
-        return self.placement.calibrated(key, lambda: self.network.slowest(lists, traffic)), len(lists[0])
+        return self.placement.calibrated(key, lambda: self.network.slowest(groups, traffic)), groups.shape[1]
 
-    def _lists(self, group: str, axes: tuple[str, ...]) -> RankLists:
+    def _groups(self, group: str, axes: tuple[str, ...]) -> Integers:
         """Of the process groups over some axes, one of each kind of lying in the cluster."""
 
-        def unlike() -> RankLists:
-            lists = axis_groups(self.placement.group(group), axes)
-            return tuple({self.network.pattern(ranks): ranks for ranks in reversed(lists)}.values())
+        def unlike() -> Integers:
+            return self.network.unlike(axis_table(self._devices(group), self.placement.group(group).mesh, axes))
 
-        return self.placement.once(("lists", self.lie(group), axes), unlike)
+        return self.placement.once(("groups", self.lie(group), axes), unlike)
+
+    def _devices(self, group: str) -> Integers:
+        return self.placement.once(("devices", group), lambda: np.array(self.placement.group(group).devices))
 
     def lie(self, group: str) -> int:
         """A number that is equal for groups of one mesh that lie alike in the cluster."""
@@ -66,10 +64,7 @@ class Wires:
     def _pattern(self, *groups: str) -> int:
         """A number that is equal for groups which together lie alike."""
         found = [self.placement.group(name) for name in groups]
-        devices = [
-            self.placement.once(("devices", name), partial(_devices, each))
-            for name, each in zip(groups, found, strict=True)
-        ]
+        devices = list(map(self._devices, groups))
         ends = [int(end) for each in devices for end in (each.min(), each.max())]
         shift = self.network.shift(int(devices[0][0]), min(ends), max(ends))
         meshes = tuple(tuple(each.mesh.items()) for each in found)
@@ -83,5 +78,13 @@ class Wires:
         return seconds("p2p", size, 2, way) if size else 0.0
 
 
-def _devices(group: Group) -> NDArray[np.int64]:
-    return np.array(group.devices)
+def axis_table(devices: Integers, mesh: Mapping[str, int], axes: Collection[str]) -> Integers:
+    """As `plan.groups.axis_groups`: [groups, ranks].
+
+    >>> axis_table(np.arange(8), {"dp": 2, "pp": 2, "tp": 2}, ["dp", "tp"]).tolist()
+    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    """
+    inside = [place for place, axis in enumerate(mesh) if axis in axes]
+    outside = [place for place, axis in enumerate(mesh) if axis not in axes]
+    ranks = math.prod(size for axis, size in mesh.items() if axis in axes)
+    return devices.reshape(tuple(mesh.values())).transpose(*outside, *inside).reshape(-1, ranks)

@@ -15,7 +15,7 @@ from meshwright.model.spans import MAX_LAYERS, parse_span, span_names
 from meshwright.model.spec import Span
 from meshwright.plan.ranks import RANKS_PATTERN, format_ranks, parse_ranks
 from meshwright.plan.words import Kernels, Schedule
-from meshwright.units import NonNegativeInt, PositiveFloat, PositiveInt
+from meshwright.units import Flag, NonNegativeInt, PositiveFloat, PositiveInt
 
 Split = Literal["dp", "cp", "ulysses", "tp", "tp+sp", "ep", "copy"]
 State = Literal["zero1", "zero2", "zero3"]
@@ -24,7 +24,7 @@ STATES: tuple[str, ...] = get_args(State)
 STATEFUL: frozenset[str] = frozenset({"dp", "cp", "ulysses", "copy"})
 """Splits under which ranks hold equal parameters, so that a state may shard them."""
 
-Overlap = Literal["gathers", "gradients", "context", "tensor", "experts"]
+Overlap = Literal["gathers", "gradients", "context", "tensor", "weights", "experts"]
 Axis = Annotated[str, Field(pattern=WORD_PATTERN)]
 GroupName = Annotated[str, Field(pattern=WORD_PATTERN)]
 
@@ -88,13 +88,22 @@ Devices = Annotated[
 
 class Save(Record):
     """Recompute all but what these operators put out. `half-matmul`: every second matrix, beginning with the first, as
-    torchtitan's selective recompute does.
+    torchtitan's selective recompute does. `qkv`: the matrices that make queries, keys and values (MaxText's
+    `save_qkv_proj`).
     """
 
-    save: tuple[Literal["matmul", "half-matmul", "attention", "collective"], ...]
+    save: tuple[Literal["matmul", "half-matmul", "qkv", "attention", "collective"], ...]
 
 
-Recompute = Literal["none", "full", "selective"] | Save
+class Repeat(Record):
+    """Recompute what these operators put out, and keep the rest: norms, activations, and the matrices that make
+    queries, keys and values of MLA's latents (Megatron-Core's `--recompute-modules layernorm moe_act mla_up_proj`).
+    """
+
+    repeat: Annotated[tuple[Literal["norm", "activation", "up-projection"], ...], Field(min_length=1)]
+
+
+Recompute = Literal["none", "full", "selective"] | Save | Repeat
 
 
 class Offload(Record):
@@ -167,7 +176,7 @@ class Stage(Record):
 
 
 class Execution(Record):
-    """What changes speed only."""
+    """What changes speed and memory, but no result."""
 
     prefetch: NonNegativeInt = 1
     """Layers whose zero3 parameters are gathered ahead."""
@@ -178,7 +187,8 @@ class Execution(Record):
     overlap: tuple[Overlap, ...] = ("gathers", "gradients", "context")
     """What runs beside computing, where the backend can: gathers and reductions of sharded parameters, reductions of
     gradients once a step, a ring's next keys and values beside the attention to those at hand, pieces of
-    tensor-parallel exchanges, and what one micro-batch sends to experts beside another, where the schedule pairs them.
+    tensor-parallel exchanges, or whole ones of inputs' gradients beside products for the weights', and what one
+    micro-batch sends to experts beside another, where the schedule pairs them.
     """
     dispatch: Literal["copies", "nodes"] = "copies"
     """What travels to experts: a copy of a position for each that it chose, or one for each node that has some, and
@@ -188,6 +198,13 @@ class Execution(Record):
     """Positions of the busiest expert rank over the mean; 1: as even as a router can be forced to be."""
     kernels: Kernels = "hf-sdpa"
     """What the implementation fuses and keeps."""
+    blocking: Flag = False
+    """Whether the host waits for each kernel before it launches the next (CUDA_LAUNCH_BLOCKING=1): then nothing
+    overlaps."""
+    expandable_segments: Flag = False
+    """Whether the allocator's segments grow, and what is free of them serves tensors of any size
+    (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True): then there are fewer gaps.
+    """
 
 
 class ModelRef(Record):

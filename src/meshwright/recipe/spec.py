@@ -23,6 +23,9 @@ class Precision(Record):
     master: Float | None = "fp32"
     matmul: Literal["fp8", "fp4"] | None = None
     """A narrower dtype for matrix products alone."""
+    scaling: Literal["tensors", "rows"] = "tensors"
+    """What shares a scale in these: a tensor or a small block of it, or a row, which costs more casts and keeps more of
+    unlike numbers."""
 
 
 class Kept(NamedTuple):

@@ -18,6 +18,7 @@ from meshwright.errors import DocumentError, did_you_mean
 from meshwright.report.blocks import Block, table
 from meshwright.report.markdown import markdown_text
 from meshwright.report.validation import (
+    any_anchor_table,
     assumptions_table,
     fits_table,
     memory_table,
@@ -89,6 +90,7 @@ TABLES: dict[str, Callable[[Regimes], list[Block | None]]] = {
     "fitted": lambda regimes: _times(regimes.fitted),
     "blind": lambda regimes: _times(regimes.blind),
     "anchored": lambda regimes: _times(regimes.anchored),
+    "any-anchor": lambda regimes: [any_anchor_table(regimes.blind)],
     "prior-art": lambda _: _prior_art(),
     "memory": lambda regimes: [memory_table(sources_of(regimes.fitted))],
     "fits": lambda regimes: [fits_table(sources_of(regimes.fitted))],

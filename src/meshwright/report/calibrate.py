@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.cost.calibration import Calibration
+from meshwright.cost.calibration import Calibration, public_calibration, read_calibration
 from meshwright.errors import MeshwrightError, UnknownNameError, did_you_mean
 from meshwright.report.blocks import Block, Facts, Lines, table
 from meshwright.report.progress import progress
 from meshwright.validation.calibrate import Calibrated, calibrate, unrelated
+from meshwright.validation.constants import unfitted
 from meshwright.validation.fit import STEPS
 from meshwright.validation.rows import Measured, read_rows
 
@@ -29,6 +30,14 @@ def rows_to_fit(what: Sequence[str], without: str | None) -> list[Measured]:
         return rows
     left = set(map(id, unrelated(without, kept)))
     return [row for row in rows if id(row) in left]
+
+
+def base_of(path: str | None, without: str | None) -> Calibration:
+    """What is not fitted is from here: a file, or the public one; where a source is left out, less what runs have said,
+    since those were of that source too. Raises DocumentError.
+    """
+    base = read_calibration(path) if path else public_calibration()
+    return unfitted(base) if without else base
 
 
 def fit_constants(rows: Sequence[Measured], base: Calibration, name: str) -> Calibrated:
@@ -55,6 +64,7 @@ def calibration_data(found: Calibrated) -> dict[str, Any]:
                 "value": value,
                 "guess": each.guess,
                 "spread": each.spread,
+                "source": each.source,
                 "at_bound": each.label in found.fit.at_bound,
             }
             for each, value in zip(found.parameters, found.fit.values, strict=True)
@@ -66,7 +76,13 @@ def calibration_blocks(found: Calibrated) -> list[Block]:
     """Constants with their guesses, and how well they do on what they were fitted to."""
     rows = sum(found.rows.values())
     constants = [
-        (each.label, f"{each.guess:.3g}", f"{value:.3g}", "at its bound" if each.label in found.fit.at_bound else "")
+        (
+            each.label,
+            f"{each.guess:.3g}",
+            f"{value:.3g}",
+            "at its bound" if each.label in found.fit.at_bound else "",
+            each.source,
+        )
         for each, value in zip(found.parameters, found.fit.values, strict=True)
     ]
     sources = [(source, str(count), f"{found.errors[source]:.1%}") for source, count in sorted(found.rows.items())]
@@ -80,7 +96,7 @@ def calibration_blocks(found: Calibrated) -> list[Block]:
                 ("touched bounds", bounds),
             ),
         ),
-        table("constants", "constant | >first guess | >fitted | ", constants),
+        table("constants", "constant | >first guess | >fitted | | guess from", constants),
         table("error of what it was fitted to, family factors included", "source | >rows | >median", sources),
         Lines("", ("times that this calibration predicts leave the factors of framework families out",)),
     ]

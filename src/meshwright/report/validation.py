@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshwright.report.blocks import Block, Lines, table
+from meshwright.validation.any_anchor import WANTED_BIAS, WANTED_MEDIAN, any_anchors
 from meshwright.validation.assumed import assumptions_of
 from meshwright.validation.memory_kinds import figure_of
 from meshwright.validation.metrics import WORDS, Errors, Fits, Metrics, Source, full_recompute_error, sources_of
@@ -65,6 +66,24 @@ def _errors(found: Errors) -> tuple[str, ...]:
 
 def _beside(found: Errors | None) -> str:
     return f"{found.rows:,}, {found.median:.1%}, {found.bias:+.1%}" if found else _NONE
+
+
+def any_anchor_table(scored: Sequence[Scored], least: int = 20) -> Block | None:
+    """Anchored errors of grade A with each row as the anchor in turn, where there are so many rows."""
+    rows = [
+        (
+            *kind,
+            f"{found.rows:,}",
+            _percent(found.median),
+            f"{found.low:.1%} to {found.high:.1%}",
+            _percent(found.met),
+        )
+        for kind, found in sorted(any_anchors(scored, "A", least).items())
+    ]
+    wanted = f"within {WANTED_MEDIAN:.0%} and a bias of {WANTED_BIAS:.0%}"
+    columns = f"source | device | >anchors | >middle of the medians | >their middle half | >{wanted}"
+    title = "anchored by each row in turn, rows of grade A"
+    return table(title, columns, rows) if rows else None
 
 
 def ranking_table(sources: Sequence[Source], grade: str) -> Block | None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from meshwright.validation.machines import network_is_said
 from meshwright.validation.rows import Measured
+from meshwright.validation.said import as_run, said_of
 from meshwright.validation.stages import UNSAID_VIRTUAL
-from meshwright.validation.traps import corrected, trap_of
+from meshwright.validation.traps import trap_of
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,14 @@ def _virtual(row: Measured) -> str:
 
 def recompute_unknown(row: Measured) -> bool:
     """Whether the source does not say what is recomputed; none is taken then, and full recompute shown beside it."""
-    return not row.text("recompute") or "recompute not mentioned" in row.text("notes")
+    known = as_run(row).text("recompute")
+    return not known or (known == row.text("recompute") and "recompute not mentioned" in row.text("notes"))
 
 
 ASSUMED: tuple[Assumption, ...] = (
     Assumption("recompute", "nothing is recomputed", recompute_unknown),
-    Assumption("recompute", "norms and activations done again cost nothing", _says("recompute", "norm, act")),
     Assumption("recompute", "the layers that are recomputed lie evenly spread", _says("recompute", "n-th block")),
-    Assumption("vocab", "GPT-2's 50,257 words", _empty("vocab")),
+    Assumption("vocab", "32,000 words, since its script has a SentencePiece model", _empty("vocab")),
     Assumption("tied_emb", "the head has a table of its own", _empty("tied_emb")),
     Assumption(
         "precision",
@@ -68,7 +69,7 @@ ASSUMED: tuple[Assumption, ...] = (
     ),
     Assumption(
         "micro_batch",
-        "as many micro-batches as stages, torchtitan's default",
+        "as many micro-batches as pipeline ranks, torchtitan's default until 2025",
         lambda row: row.source == "torchtitan" and not row.text("micro_batch"),
     ),
     Assumption("vpp", "that of the same layout in NeMo's next table", lambda row: _virtual(row) == "sibling"),
@@ -114,9 +115,8 @@ ASSUMED: tuple[Assumption, ...] = (
 
 def assumptions_of(row: Measured) -> tuple[str, ...]:
     """What was taken for a row, as 'column: what'."""
-    trap = trap_of(row)
-    corrections = (trap.reason,) if trap and trap.changes else ()
-    right = corrected(row)
+    corrections = tuple(each.reason for each in (trap_of(row), said_of(row)) if each and each.changes)
+    right = as_run(row)
     return corrections + tuple(f"{each.about}: {each.taken}" for each in ASSUMED if each.holds(right))
 
 

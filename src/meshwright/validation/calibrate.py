@@ -104,7 +104,7 @@ def calibrate(
     families = sorted({case.framework.family for case in cases})
     of_family = np.array([[case.framework.family == family for family in families] for case in cases], float)
     parameters = (
-        *(Parameter(each.label, each.guess, each.spread, each.low, each.high) for each in constants),
+        *(Parameter(each.label, each.guess, each.spread, each.low, each.high, each.source) for each in constants),
         *(Parameter(f"family {family}", 1.0, FAMILY_SPREAD, 0.5, 2.0) for family in families),
     )
     measured = np.array([math.log(case.row.seconds or 1.0) for case in cases])

@@ -46,6 +46,7 @@ class Constant:
     low: float
     high: float
     source: str = ""
+    """Where the guess is from; empty where it is one."""
 
     @property
     def label(self) -> str:
@@ -78,14 +79,15 @@ _MEASURED_MATMUL: dict[str, tuple[float, float, str]] = {
 what long runs leave of it."""
 _FLASH: dict[str, tuple[float, float]] = {
     "v100": (0.40, 0.60),
-    "a100": (0.60, 0.90),
-    "h100": (0.50, 0.90),
-    "b200": (0.70, 1.0),
-    "b300": (0.70, 1.0),
+    "a100": (0.72, 1.0),
+    "h100": (0.41, 0.70),
+    "b200": (0.41, 1.0),
+    "b300": (0.41, 1.0),
     "mi300x": (0.35, 0.60),
 }
-_OWN_FLASH = {"h100": (0.80, 0.25, 0.3, 1.0), "b200": (0.80, 0.25, 0.3, 1.0), "b300": (0.80, 0.25, 0.3, 1.0)}
-"""cuDNN's attention on an H100 comes near FlashAttention-3's 0.6 of the peak for heads of 128 (Shah 2024, figure 5)."""
+"""Of the peak, the products of the flash attention package."""
+_OWN_FLASH = {"h100": (0.70, 0.15, 0.3, 1.0), "b200": (0.80, 0.25, 0.3, 1.0), "b300": (0.80, 0.25, 0.3, 1.0)}
+"""The same of cuDNN's attention, with the spread and the bounds."""
 _SOFTMAX = {"a100": 32.0, "h100": 64.0, "b200": 128.0, "b300": 64.0}
 """The peak over four times the rate of exponentials, 16 a clock and multiprocessor: 312 and 2.4, 989 and 3.9 (Shah
 2024, section 2.2), 2,250 and 4.4 TFLOP/s; Blackwell Ultra has twice as many units for them (NVIDIA 2025)."""
@@ -95,6 +97,13 @@ Guide, figure 3, read off); the faster the products of a tile, the longer its su
 
 
 _UNALIGNED = "GPT-2 steps take a fifth less with 50,304 words than with 50,257 (Karpathy 2023, nanoGPT): about a half"
+_PACKAGE = "causal heads of 128, exponentials included: 0.6 on A100 (Dao 2023), 0.34 on H100 (Shah 2024, fig. 5)"
+_OWN = "cuDNN on H100: 539 and 388 TFLOP/s for causal heads of 128 and 64, exponentials included (Shah 2024, fig. 5)"
+_SCORES = "the peak over four times the rate of exponentials (Shah 2024, section 2.2)"
+_SUMS = "what 128 and 1,024 reach on A100 (NVIDIA, Matrix Multiplication Background User's Guide, fig. 3)"
+_EARLY = "half the rate of the second version, Triton's 0.4 to 0.8 of it (Dao 2023, section 4.1)"
+_BY_ROWS = "0.9 to 1 of scales of tensors for most shapes, 0.5 for some (pytorch/pytorch issue 147971, 2025)"
+_EDGE = "191, 260, 298, 319, 335 TFLOP/s in causal sequences of 512 to 16,384 (Shah 2024, figure 5)"
 
 
 def constants_for(devices: Iterable[str]) -> tuple[Constant, ...]:
@@ -106,22 +115,39 @@ def constants_for(devices: Iterable[str]) -> tuple[Constant, ...]:
         flash, most_flash = _FLASH.get(chip, (0.45, 0.75))
         found += [
             Constant("matmul", chip, guess, 0.10, 0.25, most, source),
-            Constant("flash", chip, flash, 0.25, 0.15, most_flash),
-            *([Constant("own_flash", chip, *_OWN_FLASH[chip])] if chip in _OWN_FLASH else ()),
-            Constant("softmax", chip, _SOFTMAX.get(chip, 32.0), 0.5, 4.0, 256.0),
+            Constant("flash", chip, flash, 0.15, 0.15, most_flash, _PACKAGE),
+            *([Constant("own_flash", chip, *_OWN_FLASH[chip], _OWN)] if chip in _OWN_FLASH else ()),
+            Constant("softmax", chip, _SOFTMAX.get(chip, 32.0), 0.2, 4.0, 256.0, _SCORES),
             Constant("memory", chip, 0.75, 0.20, 0.40, 0.95),
-            Constant("inner", chip, _INNER.get(chip, 200.0), 0.3, 10.0, 2000.0),
+            Constant("launch", chip, 20e-6, 0.3, 3e-6, 100e-6),  # hosts are as old as the chips that they serve
+            Constant("inner", chip, _INNER.get(chip, 200.0), 0.3, 10.0, 2000.0, _SUMS),
         ]
     return (
         *found,
         Constant("batched", None, 0.50, 0.3, 0.10, 0.90),
         Constant("narrow", None, 0.92, 0.1, 0.5, 1.0, "0.71 of the peak in fp8, 0.80 in bf16, stas00/ml-engineering"),
+        Constant("by_rows", None, 0.85, 0.15, 0.4, 1.0, _BY_ROWS),
+        Constant("early_flash", None, 0.55, 0.2, 0.25, 1.0, _EARLY),
+        Constant("edge", None, 300.0, 0.2, 100.0, 600.0, _EDGE),
         Constant("unaligned", None, 0.40, 0.5, 0.02, 1.0, _UNALIGNED),
+        Constant("unaligned_batched", None, 0.2, 0.7, 0.02, 1.0),
         Constant("start", None, 5e-6, 0.5, 1e-6, 30e-6),
-        Constant("launch", None, 20e-6, 0.3, 3e-6, 100e-6),
         Constant("hidden", None, 0.5, 0.3, 0.05, 1.0),
         Constant("contention", None, 0.10, 0.5, 0.01, 0.5),
     )
+
+
+def unfitted(base: Calibration) -> Calibration:
+    """The base with first guesses in place of what runs of any device have said: what is known of one without runs.
+
+    >>> from meshwright.cost.calibration import public_calibration
+    >>> unfitted(public_calibration()).device("b200").matmul
+    0.72
+    """
+    tiled = [name for name, reached in base.devices.items() if reached.units > 1]
+    known = [name for name in tiled if kin_of(name) in _MEASURED_MATMUL]
+    constants = constants_for(known)
+    return apply(base, constants, [each.guess for each in constants], known)
 
 
 FLASH_BACKWARD = 0.85

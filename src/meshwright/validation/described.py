@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from meshwright.plan.spec import Placed, Plan, Row, Save
+from meshwright.plan.spec import Placed, Plan, Repeat, Row, Save
 
 
 def describe_plan(plan: Plan) -> str:
@@ -26,4 +26,6 @@ def _usual(plan: Plan) -> Placed:
 
 
 def _recompute(row: Row) -> str:
+    if isinstance(row.recompute, Repeat):
+        return "+".join(row.recompute.repeat)
     return f"all but {'+'.join(row.recompute.save)}" if isinstance(row.recompute, Save) else row.recompute

@@ -31,6 +31,8 @@ class Parameter:
     spread: float
     low: float
     high: float
+    source: str = ""
+    """Where the guess is from."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,16 @@ Sources, looked up in 2026-11:
   `expert_tensor_parallel_size=1` in those of mixtures.
 * NVIDIA/NeMo recipes llama3_8b.py, llama3_70b.py: fine-tuning with `tp_comm_overlap=False`.
 * DeepSpeed: `overlap_comm` is on for ZeRO-3 unless said otherwise.
+* torchtitan: products that are scaled by rows are not cut to hide exchanges, whatever is asked (its issue 866, 2025).
 * Composer: `mixed_precision: PURE` computes, reduces and keeps buffers in bf16, `DEFAULT` reduces in fp32.
 * foundation-model-stack/fms-fsdp, policies/mixed_precision.py: bf16 reductions; torchtitan: fp32.
 * vTrain: without tensor ranks the table of words is not padded. No text says so: what a head takes follows from rows
   that differ in layers and micro-batches alone, and with tp 2 it is a fourth of that without, not half (hidden 2,048,
   four samples: 35.6 and 8.8 ms), as of 50,257 columns, whose rows begin at no multiple of 16 bytes, and 50,432.
+* bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md: from 320 devices on runs hang unless
+  CUDA_LAUNCH_BLOCKING=1 is set, as tr11-176B-ml.slurm has it.
+* Megatron-LM of 2022 and Megatron-Core sum the gradient of a matrix's input beside the product for that of its weight,
+  which adds it to the step's (LinearWithGradAccumulationAndAsyncCommunication, megatron/core/tensor_parallel).
 * InternLM/InternEvo, model/modeling_internlm.py, 2023: attention, rotary embedding and norm are kernels of their own,
   the gated activation PyTorch's, as in nanotron.
 * huggingface/nanotron: fp32 accumulation (in the rows' notes); flash attention, fused norms and rotary embeddings.
@@ -29,7 +34,7 @@ from meshwright.plan.words import Kernels
 from meshwright.recipe.spec import Float
 from meshwright.validation.rows import Measured
 
-Overlap = Literal["gathers", "gradients", "tensor"]
+Overlap = Literal["gathers", "gradients", "tensor", "weights"]
 Cut = Literal["even", "last-more", "last-less", "by-cost"]
 
 
@@ -53,6 +58,10 @@ class Framework:
     """Whether the table of words is padded to a multiple of 128 times tp."""
     cut: Cut = "even"
     """How layers that do not divide are cut into stages (see `validation.stages`)."""
+    blocking: bool = False
+    """Whether the host waits for each kernel (CUDA_LAUNCH_BLOCKING=1)."""
+    expandable: bool = False
+    """Whether the allocator's segments grow (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)."""
     etp: int | None = 1
     """Tensor-parallel ways inside experts where a row does not say; none: as many as outside."""
 
@@ -67,17 +76,17 @@ _MAXTEXT = Framework("maxtext", "nvidia", "torch-compile", ("gathers", "gradient
 _BY_SOURCE: dict[str, Framework] = {
     "vtrain_single": replace(_MEGATRON_2022, lab="kaist"),
     "vtrain_multi": replace(_MEGATRON_2022, lab="kaist"),
-    "bigscience": replace(_MEGATRON_2022, lab="bigscience", dropout=0.0),
+    "bigscience": replace(_MEGATRON_2022, lab="bigscience", kernels="megatron-deepspeed", dropout=0.0),
     "megatron_readme_2020": replace(_MEGATRON_2022, lab="nvidia"),
     "megatron_readme_jan2021": replace(_MEGATRON_2022, lab="nvidia"),
     "megatron_sc21": replace(_MEGATRON_2022, lab="nvidia"),
-    "korthikanti2022": replace(_MEGATRON_2022, lab="nvidia"),
+    "korthikanti2022": replace(_MEGATRON_2022, lab="nvidia", kernels="megatron-fused-adding", overlap=("weights",)),
     "zero_bubble": replace(_MEGATRON_2022, lab="sea"),
     "hagemann2023": Framework("megatron-2022", "aleph-alpha", "megatron-flash-eager", reduce="bf16"),
     "dgxc_bench": replace(_NVIDIA, etp=None),
     "nemo_docs": _NVIDIA,
     "megatron_bridge": _NVIDIA,
-    "megatron_moe_zoo": _NVIDIA,
+    "megatron_moe_zoo": replace(_NVIDIA, expandable=True),
     "mlperf": _NVIDIA,
     "primus_amd": replace(_NVIDIA, lab="amd"),
     "llm_foundry": replace(_FSDP, lab="mosaicml", kernels="hf-sdpa-xentropy"),
@@ -85,26 +94,38 @@ _BY_SOURCE: dict[str, Framework] = {
     "fms_fsdp": replace(_FSDP, lab="ibm", reduce="bf16"),
     "torchtitan": replace(_FSDP, lab="meta"),
     "internevo": Framework(
-        "internevo", "shanghai", "nanotron", ("gathers", "gradients"), reduce="bf16", pads=False, cut="last-more"
+        "internevo", "shanghai", "internevo", ("gathers", "gradients"), reduce="bf16", pads=False, cut="last-more"
     ),
     "nanotron": Framework("nanotron", "huggingface", "nanotron", ("gradients", "tensor"), pads=False, cut="by-cost"),
 }
 
+_DEEPSPEED: dict[str, object] = {"kernels": "megatron-deepspeed"}
+_WHOLE_EXCHANGES: dict[str, object] = {"overlap": ("gathers", "gradients", "weights")}
+"""Megatron-Core where exchanges are not cut to hide behind products (`tp_comm_overlap` off)."""
+
 _REFINED: tuple[tuple[str, str, str, dict[str, object]], ...] = (
     ("dgxc_bench", "precision|model_name", r"^bf16 Llama-3", {"reduce": "fp32"}),
-    ("dgxc_bench", "model_name", r"Nemotron|Grok|Maverick|DeepSeek", {"overlap": ("gathers", "gradients")}),
+    ("dgxc_bench", "model_name", r"Nemotron|Grok|Maverick|DeepSeek", _WHOLE_EXCHANGES),
     ("dgxc_bench|nemo_docs", "model_name", r"^GPT3", {"dropout": 0.1}),
-    ("megatron_bridge|megatron_moe_zoo", "n_experts", r".", {"overlap": ("gathers", "gradients")}),
+    ("megatron_bridge|megatron_moe_zoo", "n_experts", r".", _WHOLE_EXCHANGES),
     ("megatron_bridge|dgxc_bench", "model_name", r"DeepSeek|Kimi", {"cut": "last-less"}),
-    ("dgxc_bench|nemo_docs|megatron_bridge", "task", r"SFT|LoRA", {"overlap": ("gathers", "gradients")}),
+    ("megatron_bridge", "model_name|gpu", r"DeepSeekV3.* (H100|GB200)|LLAMA3.1_405B GB200", {"expandable": True}),
+    ("mlperf", "model_name", r"405B", {"expandable": True}),
+    ("mlperf", "source", r"config_2xXE9680Lx8B200-SXM-180GB_2x8x1xtp1pp1cp1", {"kernels": "megatron-flash-narrow"}),
+    ("dgxc_bench|nemo_docs|megatron_bridge", "task", r"SFT|LoRA", _WHOLE_EXCHANGES),
     ("llm_foundry", "notes", r"MP mode PURE", {"reduce": "bf16"}),
+    ("llm_foundry", "attention_impl", r"^flash$", {"kernels": "hf-unpadded-xentropy"}),
     ("bigscience", "precision", r"fp32 grad", {"reduce": "fp32"}),
+    ("bigscience", "n_gpus|gpu", r"^3[2-9]\d A100", {"blocking": True}),
     ("vtrain_single|vtrain_multi", "tp", r"^1$", {"pads": False}),
-    ("megatron_sc21", "zero_stage_or_sharding", r"zero3", {"overlap": ("gathers", "gradients")}),
-    ("torchtitan|fms_fsdp", "notes|framework", r"(?<!no )compile", {"kernels": "torch-compile"}),
+    ("megatron_sc21", "zero_stage_or_sharding", r"zero3", {"overlap": ("gathers", "gradients")} | _DEEPSPEED),
+    ("fms_fsdp", "notes|framework", r"(?<!no )compile", {"kernels": "torch-compile"}),
+    ("torchtitan", "notes|framework", r"(?<!no )compile", {"kernels": "torchtitan"}),
     ("torchtitan", "notes", r"[Aa]sync ?TP", {"overlap": ("gathers", "gradients", "tensor")}),
-    ("pytorch_blogs", "attention_impl", r"^none$", {"kernels": "hf-eager", "reduce": "fp16"}),
+    ("torchtitan", "precision", r"rowwise", {"overlap": ("gathers", "gradients")}),
+    ("pytorch_blogs", "attention_impl", r"^none$", {"kernels": "mingpt", "reduce": "fp16"}),
     ("hagemann2023", "attention_impl", r"^none", {"kernels": "megatron-eager"}),
+    ("hagemann2023", "attention_impl", r"^flash1", {"kernels": "megatron-flash1-eager"}),
     ("hagemann2023", "attention_impl", r"fused softmax", {"kernels": "megatron-fused-eager"}),
     ("hagemann2023", "attention_impl", r"fused RMSNorm", {"kernels": "megatron-flash-norm"}),
 )

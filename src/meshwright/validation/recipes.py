@@ -36,9 +36,13 @@ def _precision(row: Measured, framework: Framework) -> Precision:
         reduce=framework.reduce or compute,
         master="fp32",
         matmul="fp4" if "fp4" in text else "fp8" if "fp8" in text else None,
+        scaling="rows" if "rowwise" in text else "tensors",
     )
 
 
 def _optimizer(row: Measured) -> Optimizer:
     text = row.text("optimizer").lower()
-    return Optimizer(name="muon" if "muon" in text else "sgd" if "sgd" in text else "adamw")
+    # sbatch_benchmarking.sh of the MoE model zoo: --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 with fp8.
+    narrow = row.source == "megatron_moe_zoo" and "fp8" in row.text("precision").lower()
+    name = "muon" if "muon" in text else "sgd" if "sgd" in text else "adamw"
+    return Optimizer.model_validate({"name": name, "state": "bf16" if narrow else "fp32"})

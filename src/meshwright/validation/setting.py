@@ -1,25 +1,24 @@
 """A measured row as model, cluster, recipe and plan."""
 
 import re
-from collections.abc import Iterator
-from itertools import groupby
 from typing import Literal
 
 from meshwright.cluster.spec import Cluster
 from meshwright.errors import MeshwrightError
-from meshwright.model.spans import format_spans, span_names
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs
 from meshwright.plan.shorthand import uniform_plan
-from meshwright.plan.spec import Offload, Plan, Recompute, Row, Save
+from meshwright.plan.spec import Offload, Plan
 from meshwright.recipe.spec import Recipe
 from meshwright.validation.frameworks import Framework, framework_of
+from meshwright.validation.layer_rows import recompute_of, split_rows
 from meshwright.validation.machines import cluster_of
 from meshwright.validation.models import model_of
 from meshwright.validation.recipes import recipe_of
 from meshwright.validation.rows import Measured
+from meshwright.validation.said import as_run
 from meshwright.validation.stages import layers_of_stages, schedule_of, virtual_of
-from meshwright.validation.traps import corrected, trap_of
+from meshwright.validation.traps import trap_of
 from meshwright.validation.unusable import Unusable
 
 State = Literal[0, 1, 2, 3]
@@ -29,15 +28,6 @@ _STATES: tuple[tuple[str, State], ...] = (
     (r"zero1|distributed optimizer", 1),
 )
 _SHARDS = (r"over (\d+) ranks", r"shard group (\d+)")
-_RECOMPUTES: tuple[tuple[str, Recompute], ...] = (
-    (r"^$|^none|norm, act", "none"),
-    (r"SAC", Save(save=("half-matmul", "attention", "collective"))),
-    (r"^full|n-th block", "full"),
-    (r"^selective", "selective"),
-)
-"""What a row's column contains → what each layer does; the first that matches. What it costs to do norms and
-activations again is left out.
-"""
 UNSAID_MICRO_BATCH: dict[str, int] = {
     "GPT-1.7B": 16,
     "GPT-3.6B": 16,
@@ -56,7 +46,7 @@ UNSAID_MICRO_BATCH: dict[str, int] = {
 def setting_of(row: Measured) -> Inputs:
     """Raises Unusable with the reason, where a row says too little or asks for what no plan can say."""
     _check(row)
-    row = corrected(row)
+    row = as_run(row)
     framework = framework_of(row)
     try:
         model, cluster = model_of(row, framework), cluster_of(row)
@@ -84,7 +74,7 @@ def _check(row: Measured) -> None:
 
 def _plan(row: Measured, framework: Framework, model: ModelSpec, cluster: Cluster, recipe: Recipe) -> Plan:
     pp, virtual = row.count("pp"), virtual_of(row)
-    zero, (size, count) = _zero(row), _micro_batches(row, pp * virtual)
+    zero, (size, count) = _zero(row), _micro_batches(row)
     plan = uniform_plan(
         model,
         cluster,
@@ -108,16 +98,17 @@ def _plan(row: Measured, framework: Framework, model: ModelSpec, cluster: Cluste
     return _refined(plan, row, framework)
 
 
-def _micro_batches(row: Measured, stages: int) -> tuple[int | None, int | None]:
-    """The size or the count of micro-batches. torchtitan makes as many as there are stages where nobody says how many
-    (pipeline_parallel_microbatches, 2024). Raises Unusable.
+def _micro_batches(row: Measured) -> tuple[int | None, int | None]:
+    """The size or the count of micro-batches. torchtitan made as many as the pipeline has ranks where nobody said how
+    many (pipeline_parallel_microbatches; as many as stages since its pull request 781 of January 2025). Raises
+    Unusable.
     """
     if row.text("micro_batch"):
         return row.count("micro_batch"), None
     if row.source == "megatron_readme_jan2021" and (size := UNSAID_MICRO_BATCH.get(row.text("model_name"))):
         return size, None
-    if row.source == "torchtitan" and stages > 1:
-        return None, stages
+    if row.source == "torchtitan" and row.count("pp") > 1:
+        return None, row.count("pp")
     raise Unusable("micro_batch is not said")
 
 
@@ -162,59 +153,16 @@ def _shard(row: Measured) -> int | None:
     return ranks if ranks < _copies(row) else None
 
 
-def recompute_of(row: Measured) -> Recompute:
-    """What its layers do, or those of them that do anything. Raises Unusable."""
-    text = row.text("recompute")
-    if row.source == "torchtitan" and text.startswith("selective"):
-        text = "SAC"
-    found = next((recompute for pattern, recompute in _RECOMPUTES if re.search(pattern, text)), None)
-    if found is None:
-        raise Unusable(f"recompute '{text}' is none that a plan can say")
-    return found
-
-
-def recomputed_share(row: Measured) -> float:
-    """Of its layers: from the row's figures where it says 'every n-th block', since a forward done again adds a third
-    to a layer's FLOPs: HFU / MFU = 1 + share / 3. Raises Unusable where it has none.
-    """
-    if "n-th block" not in row.text("recompute"):
-        return 1.0
-    done, useful = row.number("measured_hfu_pct"), row.number("measured_mfu_pct")
-    if not done or not useful:
-        raise Unusable("which share of the layers is recomputed is not said")
-    return min(1.0, 3 * (done / useful - 1))
-
-
-def _recomputed(row: Measured, name: str) -> bool:
-    """Whether a layer is among those that are recomputed: the first so many, or a share of them evenly spread."""
-    index = int(name.rpartition(".")[2]) if name.rpartition(".")[2].isdigit() else None
-    if index is None:
-        return False
-    if first := re.search(r"\((\d+) layers, block\)", row.text("recompute")):
-        return index < int(first[1])
-    share = recomputed_share(row)
-    return int((index + 1) * share) > int(index * share)
-
-
 def _refined(plan: Plan, row: Measured, framework: Framework) -> Plan:
     """With what a uniform plan does not say: which layers are recomputed, what is offloaded, what overlaps."""
     away = "CPU offload" in row.text("zero_stage_or_sharding")
     offload = Offload(optimizer="cpu", parameters="cpu") if away else Offload()
     stages = tuple(
-        stage.model_copy(update={"layers": tuple(_split(stage.layers, row, offload))}) for stage in plan.stages
+        stage.model_copy(update={"layers": tuple(split_rows(stage.layers, row, offload))}) for stage in plan.stages
     )
-    changes = {"overlap": framework.overlap} | ({"sync": "last"} if _resharded_late(row) else {})
+    changes: dict[str, object] = {"overlap": framework.overlap, "expandable_segments": framework.expandable}
+    changes["blocking"] = framework.blocking
+    changes |= {"sync": "last"} if _resharded_late(row) else {}
+    changes |= {"dispatch": "nodes"} if "DeepEP" in row.text("notes") else {}
     execution = plan.execution.model_copy(update=changes)
     return plan.model_copy(update={"execution": execution, "stages": stages})
-
-
-def _split(rows: tuple[Row, ...], measured: Measured, offload: Offload) -> Iterator[Row]:
-    """Rows of layers that are recomputed, and of those that are not."""
-    for row in rows:
-        placed = row.model_copy(update={"offload": offload})
-        if row.recompute == "none":
-            yield placed
-            continue
-        for recomputed, names in groupby(span_names(row.span), lambda name: _recomputed(measured, name)):
-            for span in format_spans(names):
-                yield placed.model_copy(update={"span": span, "recompute": row.recompute if recomputed else "none"})

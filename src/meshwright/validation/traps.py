@@ -30,6 +30,13 @@ class Trap:
 
 TRAPS: tuple[Trap, ...] = (
     Trap(
+        "vtrain_single",
+        {"recompute": r"^full"},
+        "recompute: none, since with it layers of 2,048 and 8 samples would run 210 TFLOP/s with softmax and norms, "
+        "and without 157; full is in the configurations of its simulator, which name no run",
+        {"recompute": "none"},
+    ),
+    Trap(
         "dgxc_bench",
         {"model_name": r"Nemotron4-340B", "notes": r"v25\.04\.02", "vpp": r"^1$"},
         "vpp: 12, as its own nemotron4-340b-synth.yaml and the table of v25.05.05 have it, where the README prints 1",

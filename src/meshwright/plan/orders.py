@@ -11,7 +11,7 @@ weights (what nobody waits for), which zero-bubble schedules put into the gaps (
     zbv          two stages of a group as a V, halves throughout (Qi 2023, section 6)
     dualpipev    the V of DualPipe: a forward beside each backward (DeepSeek-AI 2024, section 3.2.1)
 
-`tests/cost/test_orders.py` compares each with the table of torch.distributed.pipelining, action by action.
+`tests/plan/test_orders.py` compares each with the table of torch.distributed.pipelining, action by action.
 """
 
 from collections import deque
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import PlanError
 from meshwright.plan.rules_schedule import PLACEMENTS, rounds_fit
+from meshwright.plan.spec import Plan
 from meshwright.plan.words import Schedule
 
 ActionKind = Literal["forward", "backward", "input", "weight"]
@@ -149,7 +150,7 @@ def _one_each(seat: _Seat) -> Order:
 
 
 def _interleaved(seat: _Seat) -> Order:
-    per_round = _per_round(seat.groups, seat.micro_batches)
+    per_round = round_size(seat.groups, seat.micro_batches)
     ahead = (seat.chunks - 1) * per_round + 2 * seat.behind
     if seat.pairs:
         return _paired(seat, ahead)
@@ -165,7 +166,7 @@ def _in_turns(seat: _Seat, ahead: int, late: int | None) -> Order:
     backwards come in halves, and a weight's half that many backwards after its input's.
     """
     total = seat.chunks * seat.micro_batches
-    per_round = _per_round(seat.groups, seat.micro_batches) if seat.chunks > 1 else seat.micro_batches
+    per_round = round_size(seat.groups, seat.micro_batches) if seat.chunks > 1 else seat.micro_batches
     turn = np.arange(total)
     chunk = turn // per_round % seat.chunks
     number = turn // (per_round * seat.chunks) * per_round + turn % per_round
@@ -259,7 +260,7 @@ def _phased(seat: _Seat, *phases: tuple[int, str]) -> Order:
     return order_of(actions, joined)
 
 
-def _per_round(groups: int, micro_batches: int) -> int:
+def round_size(groups: int, micro_batches: int) -> int:
     """Micro-batches that a group takes through a stage before it takes them through its next."""
     return micro_batches // max(1, micro_batches // groups)
 
@@ -273,3 +274,10 @@ _ORDERS: dict[str, Callable[[_Seat], Order]] = {
     "dualpipev": _dualpipev,
 }
 """Schedule → the order of one group. `plan.rules_schedule` says how the stages have to lie."""
+
+
+def orders_of(plan: Plan) -> dict[str, Order]:
+    """The order of each group of a plan, by its name, in the order of their first stages. Raises as `orders` does."""
+    names = list(dict.fromkeys(stage.on for stage in plan.stages))
+    places = tuple(names.index(stage.on) for stage in plan.stages)
+    return dict(zip(names, orders(plan.schedule, places, plan.micro_batches), strict=True))

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.order_tables import check_orders
-from meshwright.cost.orders import orders
 from meshwright.errors import PlanError
+from meshwright.plan.orders import orders
 from meshwright.plan.rules_schedule import PLACEMENTS, makes_pairs
 from meshwright.plan.words import Schedule
 from tests.cost.build import QUICK
