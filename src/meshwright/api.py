@@ -100,15 +100,16 @@ def plan(
 ) -> "Answer":
     """The fastest plan that fits, with a proof of how far it can be from the best: `answer.plan`, `answer.estimate`,
     `answer.gap`. `wishes` are the fields of `meshwright.search.problem.Wishes`: `plan(model, cluster, recipe, tp=8,
-    forbid=("zero3",))`. Ctrl-C answers with the best so far. Raises PlanError where no plan meets the wishes or these
-    contradict each other, UnknownNameError, DocumentError.
+    forbid=("zero3",))`; `global_batch="256..1024"` chooses the batch, `objective="tokens-per-device"` the number of
+    devices; `answer.tried` has what they were chosen from. Ctrl-C answers with the best so far. Raises PlanError where
+    no plan meets the wishes or these contradict each other, UnknownNameError, DocumentError.
     """
     from meshwright.cost.calibration import read_calibration
-    from meshwright.search.planner import Search
     from meshwright.search.problem import Problem, read_wishes
+    from meshwright.search.sweep import find
 
     problem = Problem(find_model(model), resolve_cluster(cluster), resolve_recipe(recipe), read_wishes(wishes))
-    return Search(problem, read_calibration(calibration) if calibration is not None else None).run()
+    return find(problem, read_calibration(calibration) if calibration is not None else None)
 
 
 def parallelize(
@@ -121,9 +122,9 @@ def parallelize(
 ) -> "ParallelModel":
     """Make a module train under a plan, on the process group of torch.distributed. Needs the extra `train`.
 
-    `module` holds the whole model, equal on every rank, and is changed in place: afterwards it holds this rank's part.
-    Without `model`, `module.config` says what it is, or else the plan. Raises PlanError where the runtime cannot run
-    the plan, or the module is not the plan's model.
+    `module` holds the whole model, equal on every rank, or is on the meta device, where each rank makes its part alone.
+    It is changed in place: afterwards it holds this rank's part. Without `model`, `module.config` says what it is, or
+    else the plan. Raises PlanError where the runtime cannot run the plan, or the module is not the plan's model.
     """
     from meshwright.runtime.parallelize import parallelize as apply
 

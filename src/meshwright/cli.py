@@ -56,15 +56,22 @@ Example: meshwright estimate --model llama-3-8b --cluster 8xh100 --seq 8192 --gl
 _PLAN_EXAMPLES = """Example: meshwright plan --model llama-3.1-70b --cluster 8x8xh100 --seq 8192 --global-batch 512
 
 Example: meshwright plan --model llama-3.1-8b --cluster 8xh100 --seq 8192 --global-batch 64 --tp 2 -o plan.yaml"""
-_FORBID = "What no layer may do: tp, pp, cp, ulysses, ep, zero1, zero2, zero3, full, selective; may be repeated."
+_FORBID = "What no layer may do: tp, pp, cp, ulysses, ep, zero1, zero2, zero3, hsdp, full, selective; may be repeated."
 _LIMIT = "Of a device, where it is less than it has: 60GB, 60GiB."
 _GAP = "End when nothing can be faster by more than this share."
+_BATCHES = "Samples per step, without a recipe; of a range, the batch with most tokens per second."
+_FRONT = "Search under smaller memory limits too, each within the time limit, for what less memory costs."
+_NEAR = "Begin from this plan, for what it is for, and change a few choices of it; each with its gain."
+_SCOPE = "What it must be good for: to mean something, to run here, or to be said to another system."
+_SYSTEMS = "any|runtime|megatron|torchtitan|deepspeed"
+_OBJECTIVE = "The shortest step; most tokens/s and device; fewest devices that are fast enough; least money a token."
 _VALIDATE_EXAMPLES = """Example: meshwright validate
 
 Example: meshwright validate --source hagemann2023 --worst 3"""
 _MEASURED = "Files of measured rows; none: those that come with Meshwright."
 _DOCS = "Fill in the tables of this document, which says by markers where they go, and print nothing else."
-Scope = Literal["meaning", "runtime"]
+Scope = Literal["meaning", "runtime", "megatron", "torchtitan", "deepspeed"]
+Objective = Literal["time", "tokens-per-device", "devices", "money"]
 Noun = Literal["plan", "model", "cluster", "recipe", "calibration"]
 Recompute = Literal["none", "full", "selective"]
 ModelOption = Annotated[
@@ -224,7 +231,17 @@ def plan(
     cluster: ClusterOption = None,
     recipe: RecipeOption = None,
     seq: Annotated[str | None, typer.Option("--seq", metavar="N|STREAM=N,...", help=_SEQUENCE)] = None,
-    global_batch: Annotated[Whole, _number("--global-batch", "Samples per step, without a recipe.")] = None,
+    global_batch: Annotated[
+        str | None, typer.Option("--global-batch", metavar="N|LO..HI[:STEP]", help=_BATCHES)
+    ] = None,
+    objective: Annotated[Objective, typer.Option(help=_OBJECTIVE)] = "time",
+    within: Annotated[str | None, typer.Option("--within", metavar="TIME", help="What a step may take: 30s.")] = None,
+    at_least: Annotated[
+        float | None, typer.Option("--at-least", metavar="N", help="Tokens per second that are wanted: 1e6.")
+    ] = None,
+    devices: Annotated[
+        Whole, _number("--devices", "Use so many of the cluster's devices; the others stay idle.")
+    ] = None,
     tp: Annotated[Whole, _number("--tp", "Fix the tensor-parallel ways.")] = None,
     pp: Annotated[Whole, _number("--pp", "Fix the pipeline-parallel ways.")] = None,
     cp: Annotated[Whole, _number("--cp", "Fix the ring context-parallel ways.")] = None,
@@ -242,8 +259,11 @@ def plan(
     recompute: Annotated[Recompute | None, typer.Option(help="Fix it for all numbered layers.")] = None,
     forbid: Annotated[list[str] | None, typer.Option("--forbid", metavar="SPLIT|STATE|RECOMPUTE", help=_FORBID)] = None,
     memory_limit: Annotated[str | None, typer.Option("--memory-limit", metavar="SIZE", help=_LIMIT)] = None,
-    scope: Annotated[str, typer.Option("--for", metavar="any|runtime", help="What must be able to run it.")] = "any",
-    kernels: Annotated[Kernels, typer.Option(help="What the implementation fuses and keeps.")] = "hf-sdpa",
+    front: Annotated[bool, typer.Option("--front", help=_FRONT)] = False,
+    near: Annotated[str | None, typer.Option("--near", metavar="PLAN", help=_NEAR)] = None,
+    changes: Annotated[Whole, _number("--changes", "Choices in which the answer may differ from --near; 3.")] = None,
+    scope: Annotated[str, typer.Option("--for", metavar=_SYSTEMS, help="What must be able to run it.")] = "any",
+    kernels: Annotated[Kernels | None, typer.Option(help="What the implementation fuses and keeps.")] = None,
     gap: Annotated[float, typer.Option("--gap", metavar="SHARE", help=_GAP)] = 0.01,
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="SECONDS", help="Answer with the best by then.")
@@ -256,27 +276,26 @@ def plan(
     from meshwright.cost.calibration import read_calibration
     from meshwright.report.plan import clear_line, plan_blocks, plan_data, progress_line
     from meshwright.report.screen import show
-    from meshwright.request import Named, problem_of, wishes_of, with_sources
-    from meshwright.search.planner import Search
-    from meshwright.search.problem import Problem
+    from meshwright.request import Named, question_of, with_sources
+    from meshwright.search.sweep import find
 
     named = Named(model, cluster, recipe)
-    problem = Problem(*problem_of(named, context.params, "plan"), wishes_of(context.params))
+    problem = question_of(named, context.params)
     reached = read_calibration(calibration) if calibration else None
     try:
-        answer = Search(problem, reached, progress_line()).run()
+        answer = find(problem, reached, progress_line())
     finally:
         clear_line()
     if output:
         with_sources(answer.plan, named, output).write(output)
-    show(as_json, lambda: plan_data(answer), lambda: plan_blocks(problem, answer))
+    show(as_json, lambda: plan_data(answer), lambda: plan_blocks(answer))
 
 
 @app.command(short_help="Say whether a plan is sound and fits.", epilog="Example: meshwright check plan.yaml")
 def check(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
     *,
-    scope: Annotated[Scope, typer.Option(help="What it must be good for: to mean something, or to run.")] = "meaning",
+    scope: Annotated[Scope, typer.Option(help=_SCOPE)] = "meaning",
     model: ModelOption = None,
     cluster: ClusterOption = None,
     recipe: RecipeOption = None,
@@ -355,8 +374,8 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Fit the constants of devices to measured step times, and print them with those that touched a bound."""
-    from meshwright.cost.calibration import public_calibration, read_calibration
     from meshwright.report.calibrate import (
+        base_of,
         calibration_blocks,
         calibration_data,
         fit_constants,
@@ -365,8 +384,7 @@ def calibrate(
     )
     from meshwright.report.screen import show
 
-    start = read_calibration(base) if base else public_calibration()
-    found = fit_constants(rows_to_fit(what or [], without), start, name)
+    found = fit_constants(rows_to_fit(what or [], without), base_of(base, without), name)
     if output:
         write_calibration(found, output)
     show(as_json, lambda: calibration_data(found), lambda: calibration_blocks(found))

@@ -1,7 +1,7 @@
 """The command line's own reading: from what is typed to a plan, in a file or as the uniform plan of the options."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -17,8 +17,9 @@ from meshwright.plan.rules import Inputs
 from meshwright.plan.shorthand import uniform_plan
 from meshwright.plan.spec import Plan
 from meshwright.recipe.spec import Recipe
-from meshwright.search.problem import Wishes
-from meshwright.units import parse_bytes
+from meshwright.search.batches import Batches, read_batches
+from meshwright.search.problem import Problem, Wishes
+from meshwright.units import parse_bytes, parse_seconds
 
 
 class Named(NamedTuple):
@@ -67,15 +68,42 @@ def problem_of(named: Named, options: Mapping[str, Any], verb: str) -> tuple[Mod
     return model, cluster, _recipe(named.recipe, given)
 
 
+def question_of(named: Named, options: Mapping[str, Any]) -> Problem:
+    """What `plan` is asked; near a plan, for what that is for. Raises PlanError, and all that reading raises."""
+    wishes = wishes_of(options)
+    if wishes.near is None:
+        return Problem(*problem_of(named, options, "plan"), wishes)
+    said = [_flag(name) for name in SIZE if options.get(name) is not None]
+    if said:
+        raise PlanError(f"{', '.join(said)}: {options['near']} says that already; leave it out")
+    found = read_inputs(options["near"], model=named.model, cluster=named.cluster, recipe=named.recipe)
+    return Problem(found.model, found.cluster, found.recipe, wishes)
+
+
 def wishes_of(options: Mapping[str, Any]) -> Wishes:
     """What a plan must have, by the options of `plan`. Raises PlanError."""
     given = {field.name: options[field.name] for field in fields(Wishes) if options.get(field.name) is not None}
-    if "memory_limit" in given:
-        try:
-            given["memory_limit"] = parse_bytes(given["memory_limit"])
-        except ValueError as error:
-            raise PlanError(f"--memory-limit: {error}") from None
+    for name, parse in _PARSED.items():
+        if name in given:
+            try:
+                given[name] = parse(given[name])
+            except ValueError as error:
+                raise PlanError(f"{_flag(name)}: {error}") from None
     return Wishes(**given | {"forbid": tuple(given.get("forbid", ()))})
+
+
+def _range(text: str) -> Batches | None:
+    """None for a single batch, which the recipe has."""
+    return None if text.strip().isdecimal() else read_batches(text)
+
+
+_PARSED: dict[str, Callable[[str], Any]] = {
+    "memory_limit": parse_bytes,
+    "within": parse_seconds,
+    "global_batch": _range,
+    "near": Plan.read,
+}
+"""Wishes that are typed in another form than they have."""
 
 
 def _uniform(named: Named, given: Mapping[str, Any], output: str | None) -> Inputs:
@@ -88,7 +116,10 @@ def _uniform(named: Named, given: Mapping[str, Any], output: str | None) -> Inpu
 
 def _recipe(path: str | None, size: Mapping[str, Any]) -> Recipe:
     if path is None:
-        data = {"meshwright_recipe": 1, "global_batch": size["global_batch"], "sequence": _sequence(size["seq"])}
+        batch = size["global_batch"]
+        if isinstance(batch, str):
+            batch = int(batch) if _range(batch) is None else read_batches(batch).high
+        data = {"meshwright_recipe": 1, "global_batch": batch, "sequence": _sequence(size["seq"])}
         return Recipe.from_data(data, "the options")
     if size:
         raise PlanError(f"{', '.join(map(_flag, size))}: the recipe {path} says that already; leave it out")

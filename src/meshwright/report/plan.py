@@ -8,10 +8,10 @@ from typing import Any
 from meshwright.plan.rules import check_plan
 from meshwright.report.blocks import Block, Facts, Lines, table
 from meshwright.report.estimate import estimate_blocks
-from meshwright.search.answer import Answer, Progress
+from meshwright.report.tried import TITLES, chosen_facts, front_table, path_table, tried_table
+from meshwright.search.answer import Answer, Point, Progress, Step, Tried
 from meshwright.search.choice import degrees_of, inputs_of
 from meshwright.search.explain import Alternative, alternatives
-from meshwright.search.problem import Problem
 from meshwright.units import show_bytes, show_seconds
 
 _QUIET = 1.0  # seconds in which nothing is shown
@@ -35,7 +35,46 @@ def plan_data(answer: Answer) -> dict[str, Any]:
         "simulated": answer.simulated,
         "stopped": answer.stopped,
         "alternatives": [_alternative_data(each) for each in alternatives(answer)],
+        "objective": answer.objective,
+        "devices": answer.devices,
+        "front": [_point_data(each) for each in answer.front],
+        "path": [_step_data(each) for each in answer.path],
+        "tried": [_tried_data(each) for each in answer.tried],
         "notes": list(answer.notes),
+    }
+
+
+def _point_data(each: Point) -> dict[str, Any]:
+    return {
+        "memory_limit_bytes": each.memory_limit,
+        "step_time_s": each.step_time_s,
+        "bound_s": each.bound,
+        "degrees": each.degrees,
+    }
+
+
+def _step_data(each: Step) -> dict[str, Any]:
+    found = each.candidate.estimate
+    return {
+        "change": each.change,
+        "step_time_s": found.step_time_s,
+        "gain": each.gain,
+        "fits": each.candidate.fits,
+        "memory_peak_bytes": found.memory_peak_bytes,
+    }
+
+
+def _tried_data(each: Tried) -> dict[str, Any]:
+    found = each.candidate
+    return {
+        "devices": each.devices,
+        "global_batch": each.batch,
+        "degrees": degrees_of(found.choice) if found else None,
+        "step_time_s": found.estimate.step_time_s if found else None,
+        "tokens_per_s": found.estimate.tokens_per_s if found else None,
+        "usd_per_million_tokens": each.price,
+        "bound_s": each.bound if found else None,
+        "why": each.why,
     }
 
 
@@ -51,26 +90,35 @@ def _alternative_data(each: Alternative) -> dict[str, Any]:
     }
 
 
-def plan_blocks(problem: Problem, answer: Answer) -> list[Block]:
+def plan_blocks(answer: Answer) -> list[Block]:
     """The same for a person."""
-    blocks = [_search_facts(answer), *estimate_blocks(inputs_of(problem, answer.plan), answer.estimate)]
+    blocks = [_search_facts(answer), *estimate_blocks(inputs_of(answer.problem, answer.plan), answer.estimate)]
+    if answer.tried:
+        blocks.insert(1, tried_table(answer))
+    if answer.path:
+        blocks.insert(1, path_table(answer))
     if others := alternatives(answer):
         rows = [_row(each) for each in others]
         blocks.append(table("the best of other kinds", "kind | plan | >step | >slower | >memory | why", rows))
-    notes = [*answer.notes, *_notes(problem, answer)]
+    if len(answer.front) > 1:
+        blocks.append(front_table(answer))
+    notes = [*answer.notes, *_notes(answer)]
     return [*blocks, Lines("search", tuple(notes), "warning")] if notes else blocks
 
 
 def _search_facts(answer: Answer) -> Block:
     rows = (
         ("plan", degrees_of(answer.best.choice)),
+        *chosen_facts(answer),
         ("proof", f"nothing of the space takes less than {show_seconds(answer.bound)}: a gap of {answer.gap:.1%}"),
         (
             "search",
             f"{answer.considered:,} choices, {answer.simulated:,} plans simulated, {show_seconds(answer.search_s)}",
         ),
     )
-    return Facts("the fastest plan", rows)
+    changes = answer.problem.wishes.changes
+    near = f" within {changes} change{'s' * (changes > 1)} of the given one" if answer.path else ""
+    return Facts(TITLES[answer.objective] + near, rows)
 
 
 def _row(each: Alternative) -> tuple[str, ...]:
@@ -85,12 +133,14 @@ def _row(each: Alternative) -> tuple[str, ...]:
     )
 
 
-def _notes(problem: Problem, answer: Answer) -> list[str]:
+def _notes(answer: Answer) -> list[str]:
     notes = []
     if answer.stopped:
         notes.append(f"{answer.stopped} ended the search before its proof: the gap may close with more time")
-    errors = [each for each in check_plan(inputs_of(problem, answer.plan), "runtime") if each.severity == "error"]
-    if errors:
+    errors = [
+        each for each in check_plan(inputs_of(answer.problem, answer.plan), "runtime") if each.severity == "error"
+    ]
+    if errors and answer.problem.wishes.scope in ("any", "runtime"):
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         notes.append(f"Meshwright's own runtime does not run this plan yet: {errors[0].message}{more}")
     return notes

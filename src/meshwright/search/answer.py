@@ -1,5 +1,6 @@
 """What a search answers with: the best plan, how far it can be from the best, and the best of other kinds."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,8 +10,8 @@ from meshwright.cost.memory import ACCEPTED, Filled
 from meshwright.cost.placement import Placement
 from meshwright.plan.rules import check_plan
 from meshwright.plan.spec import Plan
-from meshwright.search.choice import Choice, inputs_of, make_plan
-from meshwright.search.problem import RULES_OF, Problem
+from meshwright.search.choice import Choice, degrees_of, inputs_of, make_plan
+from meshwright.search.problem import RULES_OF, Objective, Problem
 from meshwright.search.solve import Solution
 
 
@@ -25,10 +26,64 @@ class Candidate(NamedTuple):
     fits: bool
 
 
+class Point(NamedTuple):
+    """A plan of the front: the least memory limit at which it is said to fit, and its step time."""
+
+    memory_limit: float
+    step_time_s: float
+    degrees: str
+    bound: float | None = None
+    """Seconds that no plan beats under that limit; none where it was not searched for."""
+
+
+def point_of(candidate: Candidate) -> Point:
+    """A plan as a point of the front."""
+    limit = max(each.asked.passed_with(ACCEPTED) for each in candidate.estimate.memory)
+    return Point(limit, candidate.estimate.step_time_s, degrees_of(candidate.choice))
+
+
+def undominated(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Those that are faster than all with less memory or as much, the fastest first.
+
+    >>> [each.degrees for each in undominated([Point(9, 1, "a"), Point(5, 2, "b"), Point(6, 3, "c"), Point(4, 4, "d")])]
+    ['a', 'b', 'd']
+    """
+    found: list[Point] = []
+    for point in sorted(points):
+        if not found or point.step_time_s < found[-1].step_time_s:
+            found.append(point)
+    return tuple(reversed(found))
+
+
+class Tried(NamedTuple):
+    """What one of several searches found: for so many devices and such a batch."""
+
+    devices: int
+    batch: int
+    candidate: Candidate | None
+    why: str = ""
+    """Why it is no answer; empty where it could be."""
+    bound: float = 0.0
+    """Seconds that no plan of it beats."""
+    price: float | None = None
+    """US dollars of a million tokens."""
+
+
+class Step(NamedTuple):
+    """A change on the way from a given plan to the answer."""
+
+    change: str
+    candidate: Candidate
+    gain: float
+    """The share of the step time before it that it saves."""
+
+
 @dataclass
 class Answer:
     """The best plan that was found, and how far it can be from the best."""
 
+    problem: Problem
+    """What was searched last: with the batch and the number of devices that were chosen."""
     best: Candidate
     bound: float
     """No plan of the space takes less."""
@@ -42,6 +97,13 @@ class Answer:
     stopped: str = ""
     """Why the search ended before its proof; empty where it did not."""
     notes: tuple[str, ...] = ()
+    objective: Objective = "time"
+    front: tuple[Point, ...] = ()
+    """Step time against memory limit, the fastest first."""
+    path: tuple[Step, ...] = ()
+    """From the plan that was given, which is first, to the best; empty where none was given."""
+    tried: tuple[Tried, ...] = ()
+    """What else was searched: other numbers of devices, other batches; empty where that was fixed."""
 
     @property
     def plan(self) -> Plan:
@@ -70,7 +132,7 @@ class Progress(NamedTuple):
 
 def simulated(problem: Problem, choice: Choice, solution: Solution, calibration: Calibration) -> Candidate | None:
     """The plan of a solution with its estimate; none where the rules of the wanted scope find fault with it."""
-    plan = make_plan(problem, choice, solution.cuts, solution.options, problem.wishes.kernels)
+    plan = make_plan(problem, choice, solution.cuts, solution.options)
     inputs = inputs_of(problem, plan)
     if any(each.severity == "error" for each in check_plan(inputs, RULES_OF[problem.wishes.scope])):
         return None

@@ -10,70 +10,23 @@ from typing import NamedTuple
 
 from meshwright.cost.activations import Activations, layer_activations
 from meshwright.cost.blocks import Block
-from meshwright.cost.calibration import Calibration
+from meshwright.cost.calibration import Calibration, public_calibration
 from meshwright.cost.collectives import TRAFFIC, seconds
 from meshwright.cost.compute import machines
 from meshwright.cost.flows import Flow
 from meshwright.cost.layer_states import States, layer_states
-from meshwright.cost.layer_times import OneWay, adding_up, time_layer
+from meshwright.cost.layer_times import OneWay, compute_layer, keep_layer
 from meshwright.cost.placement import Placement
 from meshwright.cost.shares import Learning
-from meshwright.cost.volumes import has_backward
 from meshwright.cost.wires import Wires
 from meshwright.model.spec import Layer
 from meshwright.plan.stage_cut import numbered_layers
 from meshwright.search.choice import Choice, Option, attends, inputs_of, plain_plan, rows_of
-from meshwright.search.frontier import Frontier
+from meshwright.search.passing import Passing
 from meshwright.search.problem import Problem
 
 _MUCH = 2.0**40
 """Bytes of a collective whose latency does not matter."""
-
-
-class Passing(NamedTuple):
-    """Layers for one micro-batch, one way, in seconds of what runs side by side."""
-
-    compute: float
-    """With the communication that stands in its way."""
-    gather: float
-    """Of sharded parameters."""
-    reduce: float
-    """Of gradients."""
-    host: float
-    """Launching."""
-    apart: bool = True
-    """Whether these run side by side at all."""
-
-    def times(self, count: int) -> "Passing":
-        """So many layers."""
-        compute, gather, reduce, host, apart = self
-        return Passing(count * compute, count * gather, count * reduce, count * host, apart)
-
-    def plus(self, other: "Passing") -> "Passing":
-        """Both, one after the other."""
-        return Passing(
-            self.compute + other.compute,
-            self.gather + other.gather,
-            self.reduce + other.reduce,
-            self.host + other.host,
-            other.apart,
-        )
-
-    def least(self, first: "Passing", last: "Passing", contention: float) -> float:
-        """What layers take at least of which these are the first and the last (`cost.overlap`): the links' time; the
-        computing's with the first gather and the last reduction, which nothing can hide, and with what it loses while
-        the links do the rest, since whatever is not beside computing is waited for; and the host's.
-
-        >>> four = Passing(compute=4.0, gather=2.0, reduce=0.0, host=0.0)
-        >>> four.least(Passing(1.0, 0.5, 0.0, 0.0), Passing(1.0, 0.5, 0.0, 0.0), contention=0.0)
-        4.5
-        """
-        link = self.gather + self.reduce
-        if not self.apart:
-            return self.compute + link + self.host
-        alone = first.gather + last.reduce
-        slowed = (link - alone) * contention / (1 + contention)
-        return max(self.compute + alone + slowed, link, self.host)
 
 
 class Seconds(NamedTuple):
@@ -83,12 +36,18 @@ class Seconds(NamedTuple):
     backward: Passing
     weight: float
     """Of backward, the gradients of the weights."""
-    adding: float
-    """Of backward, to add a micro-batch's gradients to the step's: what a state shards."""
     reduce: float
     """Seconds that the gradients take on the links once a step, latency left out."""
     finish: float
     """Optimizer and gathering of what it changed."""
+
+
+class Computed(NamedTuple):
+    """What the same layer computes and exchanges, whatever shards its states."""
+
+    forward: Passing
+    backward: Passing
+    weight: float
 
 
 class Bytes(NamedTuple):
@@ -104,21 +63,38 @@ class Bytes(NamedTuple):
 
 
 class Bench:
-    """The costs of a choice."""
+    """The costs of a choice. What a `replica` computes alike, and what a `twin` keeps alike, is taken from there: a
+    bench of fewer ranks that have all that one micro-batch needs, and one of the same mesh with other micro-batches.
+    """
 
-    def __init__(self, problem: Problem, choice: Choice, calibration: Calibration | None = None) -> None:
-        self.problem, self.choice = problem, choice
+    def __init__(
+        self,
+        problem: Problem,
+        choice: Choice,
+        calibration: Calibration | None = None,
+        *,
+        replica: "Bench | None" = None,
+        twin: "Bench | None" = None,
+    ) -> None:
+        self.problem, self.choice, self.calibration = problem, choice, calibration or public_calibration()
+        self._replica, self._twin = replica, twin
         shared = any(pool.compute_units is not None for pool in problem.cluster.pools)
-        single = choice if shared and choice.degrees.pp == 1 else one_stage(choice)
-        plan = plain_plan(problem, single)
-        self.placement = Placement(inputs_of(problem, plan), calibration)
-        self.wires = Wires(self.placement)
-        self.group = single.on[0]
-        self.fronts: dict[tuple[object, ...], Frontier] = {}
-        """Ways to recompute ranges of layers, for `costs`."""
+        self._single = choice if shared and choice.degrees.pp == 1 else one_stage(choice)
+        self.group = self._single.on[0]
         self._blocks: dict[tuple[object, ...], Block] = {}
-        self._times: dict[Block, Seconds] = {}
+        self._computed: dict[Block, Computed] = {}
+        self._states: dict[Block, Seconds] = {}
         self._seconds: dict[tuple[object, ...], Seconds] = {}
+
+    @cached_property
+    def placement(self) -> Placement:
+        """All layers on the first group."""
+        return Placement(inputs_of(self.problem, plain_plan(self.problem, self._single)), self.calibration)
+
+    @cached_property
+    def wires(self) -> Wires:
+        """Between the ranks of the group."""
+        return Wires(self.placement)
 
     @cached_property
     def launch(self) -> float:
@@ -131,18 +107,34 @@ class Bench:
         """
         key = self._kind(layer), option
         if key not in self._seconds:
-            found = self._timed(self._block(layer, option._replace(state=None)))
-            if option.state is not None:
-                state = self._timed(self._block(layer, Option(option.state, self.fastest(layer))))
-                found = _joined(found, state)
-            self._seconds[key] = found
+            done = self.computed(layer, option.recompute)
+            kept = self._kept(layer, option.state)
+            self._seconds[key] = _joined(done, kept)
         return self._seconds[key]
+
+    def computed(self, layer: Layer, recompute: str) -> "Computed":
+        """What one layer computes and exchanges."""
+        if self._replica is not None and not self._elsewhere(layer):
+            return self._replica.computed(layer, recompute)
+        block = self.block(layer, Option(None, recompute))
+        if block not in self._computed:
+            forward, backward, weight = compute_layer(self.placement, self.wires, block)
+            self._computed[block] = Computed(self._passing(forward), self._passing(backward), weight)
+        return self._computed[block]
 
     def bytes(self, layer: Layer, option: Option) -> Bytes:
         """Of one layer: what it keeps of its parameters by its state, what of its activations by its recompute."""
-        states = self._block(layer, Option(option.state, self.fastest(layer)))
-        kept = self._block(layer, option._replace(state=None))
-        return Bytes(layer_states(self.placement, states), layer_activations(self.placement, kept))
+        return Bytes(self._resting(layer, option.state), self._alive(layer, option.recompute))
+
+    def _resting(self, layer: Layer, state: str | None) -> States:
+        if self._twin is not None:
+            return self._twin._resting(layer, state)
+        return layer_states(self.placement, self.block(layer, Option(state, self.fastest(layer))))
+
+    def _alive(self, layer: Layer, recompute: str) -> Activations:
+        if self._replica is not None and not self._elsewhere(layer):
+            return self._replica._alive(layer, recompute)
+        return layer_activations(self.placement, self.block(layer, Option(None, recompute)))
 
     def recomputes(self, layer: Layer) -> tuple[str, ...]:
         """What a layer may compute again, from the least memory to the least time: numbered layers what the wishes
@@ -165,7 +157,8 @@ class Bench:
     def _kind(self, layer: Layer) -> tuple[int, bool]:
         return id(layer.stack), layer is self.problem.model.layers[-1]
 
-    def _block(self, layer: Layer, option: Option) -> Block:
+    def block(self, layer: Layer, option: Option) -> Block:
+        """One layer under an option."""
         key = self._kind(layer), option
         if key not in self._blocks:
             self._blocks[key] = self._make(layer, option)
@@ -173,9 +166,13 @@ class Bench:
 
     def _learning(self, layer: Layer) -> Learning:
         placement, name = self.placement, layer.name
-        copies = {copy for _, others in placement.model.tied_layers for copy in others}
-        elsewhere = self.choice.degrees.pp > 1 and name in copies
-        return Learning(placement.learns[name], placement.fed[name], placement.recipe.trainable.lora, elsewhere)
+        lora = placement.recipe.trainable.lora
+        return Learning(placement.learns[name], placement.fed[name], lora, self._elsewhere(layer))
+
+    def _elsewhere(self, layer: Layer) -> bool:
+        """Whether a layer's parameters are copies of those of another stage."""
+        ties = self.problem.model.tied_layers if self.choice.degrees.pp > 1 else ()
+        return any(layer.name in copies for _, copies in ties)
 
     def _make(self, layer: Layer, option: Option) -> Block:
         last = layer is self.problem.model.layers[-1]
@@ -184,18 +181,18 @@ class Bench:
         likeness = self.placement.number(("option", id(layer.stack), learning, option, last))
         return Block(0, self.group, layer.stack, row, parts, learning, (layer.name,), last=last, likeness=likeness)
 
-    def _timed(self, block: Block) -> Seconds:
-        if block not in self._times:
-            found = time_layer(self.placement, self.wires, block)
-            self._times[block] = Seconds(
-                forward=self._passing(found.forward),
-                backward=self._passing(found.backward),
-                weight=found.weight,
-                adding=adding_up(self.placement, block) if has_backward(block) else 0.0,
-                reduce=sum(self._streamed(flow) for flow in found.once),
-                finish=found.optimizer.total + found.update.total,
-            )
-        return self._times[block]
+    def _kept(self, layer: Layer, state: str | None) -> Seconds:
+        """What one layer's states take."""
+        if self._twin is not None:
+            return self._twin._kept(layer, state)
+        block = self.block(layer, Option(state, self.fastest(layer)))
+        if block not in self._states:
+            ways = OneWay(), OneWay()
+            found = keep_layer(self.placement, self.wires, block, ways)
+            forward, backward = map(self._passing, ways)
+            reduce, finish = sum(map(self._streamed, found.once)), found.optimizer.total + found.update.total
+            self._states[block] = Seconds(forward, backward, 0.0, reduce, finish)
+        return self._states[block]
 
     def _passing(self, way: OneWay) -> Passing:
         apart = self.placement.overlaps(self.group)
@@ -207,14 +204,9 @@ class Bench:
         return flow.times * flow.bytes / _MUCH * seconds(flow.kind, _MUCH, ranks, way)
 
 
-def _joined(computed: Seconds, sharded: Seconds) -> Seconds:
-    """What is computed of the first, and what is moved and stepped of the second."""
-    forward, backward = (
-        own._replace(gather=other.gather, reduce=other.reduce)
-        for own, other in ((computed.forward, sharded.forward), (computed.backward, sharded.backward))
-    )
-    backward = backward._replace(compute=backward.compute - computed.adding + sharded.adding)
-    return sharded._replace(forward=forward, backward=backward, weight=computed.weight)
+def _joined(done: "Computed", kept: Seconds) -> Seconds:
+    forward, backward = done.forward.plus(kept.forward), done.backward.plus(kept.backward)
+    return kept._replace(forward=forward, backward=backward, weight=done.weight)
 
 
 def one_stage(choice: Choice) -> Choice:

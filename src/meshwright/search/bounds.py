@@ -9,27 +9,32 @@ is at most r c_s on each stage, the largest term is least where all are equal:
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 from meshwright.cost.calibration import Calibration, DeviceConstants
 from meshwright.model.spec import Layer
 from meshwright.plan.degrees import Degrees
 from meshwright.search.bench import Bench
-from meshwright.search.choice import Choice, Option
+from meshwright.search.choice import Choice
 from meshwright.search.problem import Problem
 
 
-def one_f_one_b_bound(both: float, forward: float, stages: int, micro_batches: int) -> float:
-    """Seconds that M micro-batches take at least on P stages which together take `both` for one, of that `forward`.
+def one_f_one_b_bound(both: float, ratio: float, stages: int, micro_batches: int) -> float:
+    """Seconds that M micro-batches take at least on P stages which together take `both` for one; forward takes no more
+    than `ratio` of it on each.
 
     >>> round(one_f_one_b_bound(4.0, 0.0, stages=4, micro_batches=8), 6)
     11.0
     """
     if micro_batches == 1 or both == 0:
         return both
-    ratio, rest = forward / both, micro_batches - 1
-    terms = [rest - ratio * min(stages - 1 - stage, rest) for stage in range(stages)]
-    return both + both / sum(1 / term for term in terms)
+    rest = micro_batches - 1
+    waited = stages - 1 - np.arange(stages)
+    return both + both / float((1 / (rest - ratio * np.minimum(waited, rest))).sum())
 
 
 def without_losses(calibration: Calibration) -> Calibration:
@@ -43,16 +48,21 @@ def without_losses(calibration: Calibration) -> Calibration:
 
 
 def _without(constants: DeviceConstants) -> DeviceConstants:
-    perfect = {"units": 1, "inner": 0.0, "start": 0.0, "launch": 0.0, "unaligned": 1.0}
+    perfect = {"units": 1, "inner": 0.0, "start": 0.0, "launch": 0.0, "unaligned": 1.0, "unaligned_batched": 1.0}
     return constants.model_copy(update=perfect)
 
 
-def whole_work(problem: Problem, calibration: Calibration) -> "Floor":
-    """Of the whole batch on one device without losses: as parts of it, however small, no device does it faster."""
-    alone = Degrees(tp=1, ulysses=1, cp=1, pp=1, ep=1, etp=1, dp=1, rank_order="megatron")
-    bench = Bench(problem, Choice(alone, (), micro_batches=1), without_losses(calibration))
+def alone(problem: Problem, calibration: Calibration, tp: int = 1) -> Bench:
+    """The whole batch on one device without losses, or on a few that share all of its layers."""
+    degrees = Degrees(tp=tp, ulysses=1, cp=1, pp=1, ep=1, etp=tp, dp=1, rank_order="megatron")
+    choice = Choice(degrees, degrees.mesh(), micro_batches=1, sp=problem.wishes.scatters)
+    return Bench(problem, choice, without_losses(calibration))
+
+
+def whole_work(bench: Bench) -> "Floor":
+    """Of the whole batch on one device: as parts of it, however small, no device does it faster."""
     counts: dict[int, tuple[Layer, int]] = {}
-    for layer in problem.model.layers:
+    for layer in bench.problem.model.layers:
         counts[id(layer.stack)] = layer, counts.get(id(layer.stack), (layer, 0))[1] + 1
     return Floor(tuple(_Kind(layer, count, _least(bench, layer)) for layer, count in counts.values()))
 
@@ -62,6 +72,11 @@ class Times(NamedTuple):
 
     both: float
     forward: float
+
+    @property
+    def backward(self) -> float:
+        """The other way."""
+        return self.both - self.forward
 
 
 class _Kind(NamedTuple):
@@ -74,16 +89,17 @@ class _Kind(NamedTuple):
 
 def _least(bench: Bench, layer: Layer) -> Times:
     """With nothing computed again, and no gradients added up: states may shard these."""
-    cost = bench.seconds(layer, Option(None, "none"))
-    return Times(cost.forward.compute + cost.backward.compute - cost.adding, cost.forward.compute)
+    cost = bench.computed(layer, "none")
+    return Times(cost.forward.compute + cost.backward.compute, cost.forward.compute)
 
 
-class Floor(NamedTuple):
+@dataclass(frozen=True)
+class Floor:
     """What the layers of a model take at least, kind by kind."""
 
     kinds: tuple[_Kind, ...]
 
-    @property
+    @cached_property
     def total(self) -> Times:
         """Of all layers for the whole batch, in device-seconds."""
         return _total((each.times, each.number) for each in self.kinds)
@@ -100,12 +116,25 @@ class Floor(NamedTuple):
             )
         )
 
-    @property
+    def of(self, layer: Layer) -> Times:
+        """Of one such layer."""
+        return next(each.times for each in self.kinds if each.layer.stack is layer.stack)
+
+    def number(self, layer: Layer) -> int:
+        """How many such layers there are."""
+        return next(each.number for each in self.kinds if each.layer.stack is layer.stack)
+
+    @cached_property
+    def ratio(self) -> float:
+        """Of the seconds of a layer, those of forward, at most."""
+        return max((each.times.forward / each.times.both for each in self.kinds if each.times.both), default=0.0)
+
+    @cached_property
     def numbered(self) -> float:
         """Both ways, of the numbered layer that takes least."""
         return min((each.times.both for each in self.kinds if each.layer.index is not None), default=0.0)
 
-    @property
+    @cached_property
     def head(self) -> float:
         """Both ways, of what stands after the numbered layers."""
         found = 0.0

@@ -1,5 +1,6 @@
 """The outer choices of a plan: degrees, micro-batches, schedule; and a plan made of one with its layers' options."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,8 @@ from meshwright.plan.degrees import Degrees
 from meshwright.plan.refine import Piece
 from meshwright.plan.rules import Inputs
 from meshwright.plan.rules_schedule import PLACEMENTS
-from meshwright.plan.spec import ClusterRef, Execution, Group, ModelRef, Plan, RecipeRef, Role, Row, Stage
-from meshwright.plan.words import Kernels, Schedule
+from meshwright.plan.spec import STATEFUL, ClusterRef, Group, ModelRef, Plan, RecipeRef, Role, Row, Stage
+from meshwright.plan.words import Schedule
 from meshwright.search.problem import Problem
 
 RECOMPUTES = ("full", "selective", "none")
@@ -116,25 +117,23 @@ def _rows(choice: Choice, option: Option, stack: LayerStack) -> Iterator[Row]:
             yield Row(span=stack.span, part=part.name, roles=roles, recompute=option.recompute)
 
 
-def make_plan(
-    problem: Problem, choice: Choice, cuts: Sequence[int], options: Sequence[Option], kernels: Kernels
-) -> Plan:
+def make_plan(problem: Problem, choice: Choice, cuts: Sequence[int], options: Sequence[Option]) -> Plan:
     """The plan of a choice, with the first layer of each stage (and the number of layers) and an option a layer."""
     layers = problem.model.layers
     stages = (
         Stage(on=name, layers=tuple(rows_of(choice, layers[first:after], options[first:after])))
         for name, (first, after) in zip(choice.on, pairwise(cuts), strict=True)
     )
-    return _plan(problem, choice, tuple(stages), kernels)
+    return _plan(problem, choice, tuple(stages))
 
 
 def plain_plan(problem: Problem, choice: Choice) -> Plan:
     """All layers on the one group of a choice without a pipeline, with nothing sharded or computed again."""
     rows = (row for stack in problem.model.stacks for row in _rows(choice, Option(None, "none"), stack))
-    return _plan(problem, choice, (Stage(on=choice.on[0], layers=tuple(rows)),), problem.wishes.kernels)
+    return _plan(problem, choice, (Stage(on=choice.on[0], layers=tuple(rows)),))
 
 
-def _plan(problem: Problem, choice: Choice, stages: tuple[Stage, ...], kernels: Kernels) -> Plan:
+def _plan(problem: Problem, choice: Choice, stages: tuple[Stage, ...]) -> Plan:
     names = dict.fromkeys(choice.on)
     return Plan(
         model=ModelRef(name=problem.model.name, fingerprint=problem.model.fingerprint),
@@ -150,7 +149,7 @@ def _plan(problem: Problem, choice: Choice, stages: tuple[Stage, ...], kernels: 
             name: Group(devices=choice.degrees.devices(place), mesh=choice.mesh) for place, name in enumerate(names)
         },
         stages=stages,
-        execution=Execution(kernels=kernels),
+        execution=problem.wishes.runs,
     )
 
 
@@ -177,5 +176,8 @@ def degrees_of(choice: Choice) -> str:
     ]
     if degrees.ep > 1 and degrees.etp != degrees.tp:
         names.append(f"etp {degrees.etp}")
+    if any(not piece.shards for piece in choice.pieces):
+        inside = math.prod(piece.size for piece in choice.pieces if piece.dense in STATEFUL and piece.shards)
+        names.append(f"shard {inside}")
     schedule = f", {choice.schedule}" + (f" x {choice.virtual}" if choice.virtual > 1 else "") if degrees.pp > 1 else ""
     return ", ".join([*names, f"dp {degrees.dp}", f"{choice.micro_batches} micro-batches"]) + schedule

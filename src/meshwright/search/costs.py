@@ -1,19 +1,23 @@
 """What ranges of layers take as a stage, under one state: the fastest way of each that fits into memory."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from meshwright.search.bench import Bench, Bytes, Passing, Seconds
+from meshwright.cost.overlap import Streams
+from meshwright.model.spec import Layer
+from meshwright.search.bench import Bench, Bytes, Seconds
 from meshwright.search.choice import Option
 from meshwright.search.frontier import Floats, Frontier, beside, repeated
-from meshwright.search.knapsack import fastest_within
+from meshwright.search.ground import Pace
+from meshwright.search.knapsack import Knapsack
+from meshwright.search.passing import Run, gathers_ahead, least_pass, pace
 from meshwright.search.room import Held, Room, held_by_stage
 
 Counts: TypeAlias = tuple[tuple[int, int], ...]
 """Kinds of layers, each with how many there are."""
-_NOTHING = Passing(0.0, 0.0, 0.0, 0.0)
 
 
 class Way(NamedTuple):
@@ -30,14 +34,10 @@ class Way(NamedTuple):
 
 
 class StageCosts:
-    """The layers of a model under one state, on one shape: shared by all its schedules.
+    """The layers of a model under one state, on one shape: shared by all its schedules."""
 
-    `free`: as if the state cost no time, and nothing ended a step: what no plan of the shape beats whose states keep as
-    much as this one or more.
-    """
-
-    def __init__(self, bench: Bench, state: str | None, room: Room, *, free: bool = False) -> None:
-        self.bench, self.state, self.room, self.free = bench, state, room, free
+    def __init__(self, bench: Bench, state: str | None, room: Room) -> None:
+        self.bench, self.state, self.room = bench, state, room
         self.layers = bench.problem.model.layers
         self.micro_batches = bench.choice.micro_batches
         kinds: dict[tuple[object, ...], int] = {}
@@ -48,10 +48,17 @@ class StageCosts:
         self._before = np.zeros((len(self.layers) + 1, len(kinds)), dtype=np.int64)
         np.cumsum(np.eye(len(kinds), dtype=np.int64)[self.kinds], axis=0, out=self._before[1:])
         self._ways: dict[tuple[Counts, float], Way | None] = {}
+        self._free: dict[Counts, float] = {}
+        """Micro-batches in flight up to which a stage has room for its fastest way."""
         self._times: dict[tuple[Counts, tuple[int, ...]], Way] = {}
         self._bytes: dict[int, list[Bytes]] = {}
         self._seconds: dict[tuple[int, int], Seconds] = {}
         self._held: dict[Counts, Held] = {}
+        self._fronts: dict[tuple[int, int, float, bool], Frontier] = {}
+        self._mixtures: dict[tuple[Counts, float], tuple[Frontier, Knapsack, list[int]]] = {}
+        self._ordered = self.kinds == sorted(self.kinds)
+        execution, self._contention = bench.problem.wishes.runs, bench.calibration.contention
+        self._streams = Streams(execution.prefetch, contention=self._contention)
 
     def bytes(self, kind: int) -> list[Bytes]:
         """Of a kind of layer, one for each recompute that it may take, from the least memory to the most."""
@@ -66,25 +73,46 @@ class StageCosts:
         if (kind, place) not in self._seconds:
             layer = self.first[kind]
             recompute = self.bench.recomputes(layer)[place]
-            if self.free:
-                found = _freed(self.bench.seconds(layer, Option(None, recompute)))
-            else:
-                found = self.bench.seconds(layer, Option(self.state, recompute))
+            found = self.bench.seconds(layer, Option(self.state, recompute))
             self._seconds[kind, place] = found
         return self._seconds[kind, place]
 
     def least(self) -> tuple[float, float]:
-        """Seconds of all layers for a micro-batch both ways, and of that forward, whatever the memory: computing, and
-        what it loses while the links are busy.
+        """Seconds of all layers for a micro-batch both ways, and how much of those of a layer forward takes at most,
+        whatever the memory.
         """
-        contention = self.bench.placement.calibration.contention
-        lost, both, ahead = contention / (1 + contention), 0.0, 0.0
-        for kind in self.kinds:
-            found = self.seconds(kind)
-            forward = found.forward.compute + lost * found.forward.gather
-            backward = found.backward.compute + lost * (found.backward.gather + found.backward.reduce)
-            both, ahead = both + forward + backward, ahead + forward
-        return both, ahead
+        whole, most = 0.0, 0.0
+        for kind in range(len(self.first)):
+            forward, backward = self.alone(kind)
+            both = forward + backward
+            whole, most = whole + self.kinds.count(kind) * both, max(most, forward / both if both else 0.0)
+        return whole, most
+
+    def alone(self, kind: int, place: int = -1) -> tuple[float, float]:
+        """Seconds that a layer of a kind adds to a pass at least, both ways: computing, and what it loses while the
+        links are busy.
+        """
+        found, lost = self.seconds(kind, place), self._contention / (1 + self._contention)
+        back = found.backward
+        return (
+            found.forward.compute + lost * found.forward.gather,
+            back.compute + lost * (back.gather + back.reduce),
+        )
+
+    def pace(self, main: Layer) -> Pace:
+        """Of a layer under each of its recomputes, and of all layers once."""
+        own = next(kind for kind, layer in enumerate(self.first) if layer.stack is main.stack)
+        ways = [self.alone(own, place) for place in range(len(self.bench.recomputes(main)))]
+        of_kinds, body = [sum(self.alone(kind)) for kind in range(len(self.first))], self.bench.body
+        both = [of_kinds[kind] for kind in self.kinds]
+        return Pace(
+            forward=min(there for there, _ in ways),
+            backward=tuple(back for _, back in ways),
+            once=sum(both),
+            numbered=min(both[place] for place in body),
+            head=sum(both[body[-1] + 1 :]),
+            finish=self.seconds(own).finish,
+        )
 
     def counts(self, first: int, after: int) -> Counts:
         """Kinds of a range of layers, with how many there are."""
@@ -94,9 +122,18 @@ class StageCosts:
     def way(self, counts: Counts, alive: float) -> Way | None:
         """The fastest way of a stage that fits with so many micro-batches in flight; none where none does."""
         key = counts, alive
+        if alive <= self._free.get(counts, 0.0):
+            return self._fastest(counts)
         if key not in self._ways:
-            self._ways[key] = self._way(counts, alive)
+            self._ways[key] = found = self._way(counts, alive)
+            if found is not None and found.taken == self._fastest(counts).taken:
+                self._free[counts] = alive  # with less in flight, there is room for the same
         return self._ways[key]
+
+    def _fastest(self, counts: Counts) -> Way:
+        """With nothing computed again."""
+        taken = ((0,) * (len(self.bytes(kind)) - 1) + (count,) for kind, count in counts)
+        return self.timed(counts, tuple(chain.from_iterable(taken)))
 
     def _way(self, counts: Counts, alive: float) -> Way | None:
         """By the largest recomputed layer that is allowed, since it is there once however many are recomputed."""
@@ -116,56 +153,67 @@ class StageCosts:
         """The ways of least time whose activations have room, with recomputed layers up to a size: seconds of backward,
         but for what a state adds to all ways alike, and how many layers of each kind take each recompute.
         """
-        *others, (kind, count) = sorted(counts, key=lambda each: each[1])
-        before = Frontier(np.zeros((1, 2)), np.zeros((1, 0), dtype=np.int64))
-        for other, size in others:
-            before = beside(before, self._dealt(other, size, level))
-        found = fastest_within(self._table(kind, level), count, room - before.costs[:, 1])
+        key = counts, level
+        if key not in self._mixtures:
+            self._mixtures[key] = self._mixture(counts, level)
+        before, sack, places = self._mixtures[key]
+        found = sack.within(room - before.costs[:, 1])
         total = found.seconds + before.costs[:, 0]
         row = int(np.argmin(total))
         if not np.isfinite(total[row]):
             return None
-        taken, place = dict[int, tuple[int, ...]](), 0
-        for other, _ in others:
-            options = len(self.bytes(other))
-            taken[other] = tuple(before.counts[row, place : place + options].tolist())
-            place += options
-        allowed = [each.again <= level for each in self.bytes(kind)]
-        own = iter(found.counts[row].tolist())
-        taken[kind] = tuple(next(own) if each else 0 for each in allowed)
-        return float(total[row]), tuple(each for kind, _ in counts for each in taken[kind])
+        taken = [0] * sum(len(self.bytes(kind)) for kind, _ in counts)
+        for place, number in zip(places, (*before.counts[row].tolist(), *found.counts[row].tolist()), strict=True):
+            taken[place] = number
+        return float(total[row]), tuple(taken)
+
+    def _mixture(self, counts: Counts, level: float) -> tuple[Frontier, Knapsack, list[int]]:
+        """All ways of the kinds but the largest, that one, and where their options stand among those of all."""
+        *others, (kind, count) = sorted(counts, key=lambda each: each[1])
+        ahead, starts, start = self._ahead(counts), dict[int, int](), 0
+        for each, _ in counts:
+            starts[each], start = start, start + len(self.bytes(each))
+        before, places = Frontier(np.zeros((1, 2)), np.zeros((1, 0), dtype=np.int64)), list[int]()
+        for other, size in others:
+            before = beside(before, self._dealt(other, size, level, ahead=ahead))
+            places += [starts[other] + place for place in range(len(self.bytes(other)))]
+        places += [starts[kind] + place for place, each in enumerate(self.bytes(kind)) if each.again <= level]
+        return before, Knapsack(self._table(kind, level, ahead=ahead), count), places
 
     def _some(self, kind: int, level: float) -> bool:
         """Whether a kind has a recompute up to this size."""
         return any(each.again <= level for each in self.bytes(kind))
 
-    def _table(self, kind: int, level: float) -> Floats:
+    def _table(self, kind: int, level: float, *, ahead: bool) -> Floats:
         """Seconds of backward and bytes of activations of a kind under each recompute up to a size."""
-        options, layer = self.bytes(kind), self.first[kind]
-        names = self.bench.recomputes(layer)
         rows = [
-            (self.bench.seconds(layer, Option(None, name)).backward.compute, each.kept.kept)
-            for name, each in zip(names, options, strict=True)
+            (self._backward(self.seconds(kind, place), ahead=ahead), each.kept.kept)
+            for place, each in enumerate(self.bytes(kind))
             if each.again <= level
         ]
         return np.array(rows).reshape(-1, 2)
 
-    def _dealt(self, kind: int, count: int, level: float) -> Frontier:
-        """All undominated ways of layers of one kind; states share them."""
-        key = (kind, count), level
-        if key not in self.bench.fronts:
+    def _backward(self, cost: Seconds, *, ahead: bool) -> float:
+        """What a layer adds to a backward, as far as it depends on its recompute."""
+        back = cost.backward
+        return pace(back, back.reduce + back.gather, self._streams.contention) if ahead else back.compute
+
+    def _dealt(self, kind: int, count: int, level: float, *, ahead: bool) -> Frontier:
+        """All undominated ways of layers of one kind."""
+        key = kind, count, level, ahead
+        if key not in self._fronts:
             allowed = [place for place, each in enumerate(self.bytes(kind)) if each.again <= level]
-            table = self._table(kind, level)
+            table = self._table(kind, level, ahead=ahead)
             alone = Frontier(count * table, np.array([[count]]))
             front = alone if len(table) == 1 else repeated(table, count)
-            self.bench.fronts[key] = _spread(front, allowed, len(self.bytes(kind)))
-        return self.bench.fronts[key]
+            self._fronts[key] = _spread(front, allowed, len(self.bytes(kind)))
+        return self._fronts[key]
 
     def held(self, counts: Counts) -> Held:
         """What a stage holds whatever it computes again."""
         if counts not in self._held:
             fastest = [(*self.bytes(kind)[-1], count) for kind, count in counts]
-            self._held[counts] = held_by_stage(fastest, self.bench.placement.plan.execution.prefetch)
+            self._held[counts] = held_by_stage(fastest, self.room.ahead)
         return self._held[counts]
 
     def timed(self, counts: Counts, taken: tuple[int, ...]) -> Way:
@@ -176,29 +224,34 @@ class StageCosts:
         return self._times[key]
 
     def _timed(self, counts: Counts, taken: tuple[int, ...]) -> Way:
-        forward, backward, reduce, finish = _NOTHING, _NOTHING, 0.0, 0.0
-        split, place, weight = list[tuple[int, ...]](), 0, 0.0
+        own, split = iter(taken), list[tuple[int, ...]]()
+        reduce, finish, weight = 0.0, 0.0, 0.0
         for kind, _ in counts:
-            options = len(self.bytes(kind))
-            own = taken[place : place + options]
-            place += options
-            split.append(own)
-            for cost, count in ((self.seconds(kind, each), count) for each, count in enumerate(own) if count):
-                forward, backward = forward.plus(cost.forward.times(count)), backward.plus(cost.backward.times(count))
+            split.append(tuple(next(own) for _ in self.bytes(kind)))
+            for cost, count in ((self.seconds(kind, each), count) for each, count in enumerate(split[-1]) if count):
                 reduce, finish = reduce + count * cost.reduce, finish + count * cost.finish
                 weight += count * cost.weight
-        ends = self.seconds(counts[0][0]), self.seconds(counts[-1][0])
-        contention = self.bench.placement.calibration.contention
-        there = forward.least(ends[0].forward, ends[1].forward, contention)
-        back = backward.least(ends[1].backward, ends[0].backward, contention)
+        forward, backward = self._runs(counts, split)
+        there, back = self._pass(forward), self._pass(backward)
         return Way(there, back, max(0.0, reduce - back) + finish, weight, tuple(split))
 
+    def _runs(self, counts: Counts, taken: Sequence[tuple[int, ...]]) -> tuple[list[Run], list[Run]]:
+        """Both ways, in the order in which they run."""
+        forward, backward = list[Run](), list[Run]()
+        for (kind, _), own in zip(counts, taken, strict=True):
+            costs = [self.seconds(kind, place) for place in range(len(own))]
+            forward.append(Run(tuple(each.forward for each in costs), own))
+            backward.append(Run(tuple(each.backward for each in costs), own))
+        return forward, backward[::-1]
 
-def _freed(found: Seconds) -> Seconds:
-    """A layer's seconds without those of any state."""
-    forward, backward = found.forward, found.backward
-    backward = backward._replace(compute=backward.compute - found.adding, gather=0.0, reduce=0.0)
-    return found._replace(forward=forward._replace(gather=0.0), backward=backward, adding=0.0, reduce=0.0, finish=0.0)
+    def _pass(self, runs: Sequence[Run]) -> float:
+        """Where kinds take turns, it is not known which of them comes first."""
+        return least_pass(runs, self._streams, ordered=self._ordered)
+
+    def _ahead(self, counts: Counts) -> bool:
+        """Whether what a layer adds to a backward depends on its own recompute alone."""
+        taken = [(*(0 for _ in self.bytes(kind)[1:]), count) for kind, count in counts]
+        return self._ordered and gathers_ahead(self._runs(counts, taken)[1], self._streams)
 
 
 def _spread(found: Frontier, places: Sequence[int], options: int) -> Frontier:

@@ -14,39 +14,47 @@ class Fastest(NamedTuple):
     counts: Integers
 
 
-def fastest_within(costs: Floats, layers: int, rooms: Floats) -> Fastest:
-    """Of so many equal layers, each with one of these options [options, (seconds, bytes)], for each of some limits.
+class Knapsack:
+    """So many equal layers, each with one of these options [options, (seconds, bytes)].
 
-    With up to three options, for each number of layers that take the first, as many as must take the second rather than
-    the third, exactly. More options go by their frontier.
+    With up to three options, for each number of layers that take the smallest, as many as must take the second rather
+    than the largest, exactly. More options go by their frontier.
 
     >>> full, selective, none = (5.0, 1.0), (4.0, 3.0), (3.0, 6.0)
-    >>> found = fastest_within(np.array([full, selective, none]), 4, np.array([24.0, 21.0, 3.0]))
+    >>> found = Knapsack(np.array([full, selective, none]), 4).within(np.array([24.0, 21.0, 3.0]))
     >>> found.seconds.tolist(), found.counts.tolist()
     ([12.0, 13.0, inf], [[0, 0, 4], [0, 1, 3], [0, 0, 0]])
     """
-    order = np.argsort(-costs[:, 1], kind="stable")
-    most = costs[order]
-    if len(most) > 3:
-        return _by_frontier(costs, layers, rooms)
-    while len(most) < 3:
-        most, order = np.concatenate((most, most[-1:])), np.append(order, order[-1])
-    smallest = np.arange(layers + 1)
-    rest = layers - smallest
-    need = rest * most[0, 1] + smallest * most[2, 1] - rooms[:, None]
-    saved = most[0, 1] - most[1, 1]
-    middle = np.ceil(np.maximum(need, 0.0) / saved - 1e-9) if saved > 0 else np.where(need > 0, layers + 1.0, 0.0)
-    seconds = (rest - middle) * most[0, 0] + middle * most[1, 0] + smallest * most[2, 0]
-    seconds = np.where(middle <= rest, seconds, np.inf)
-    best = np.argmin(seconds, axis=1)
-    rows = np.arange(len(rooms))
-    found, counts = seconds[rows, best], np.zeros((len(rooms), len(costs)), dtype=np.int64)
-    fits = np.isfinite(found)
-    taken = np.where(fits, middle[rows, best], 0.0).astype(np.int64)
-    np.add.at(counts, (rows, order[0]), np.where(fits, rest[best] - taken, 0))
-    np.add.at(counts, (rows, order[1]), taken)
-    np.add.at(counts, (rows, order[2]), np.where(fits, smallest[best], 0))
-    return Fastest(found, counts)
+
+    def __init__(self, costs: Floats, layers: int) -> None:
+        self._costs, self._layers = costs, layers
+        if len(costs) > 3:
+            return
+        order = np.argsort(-costs[:, 1], kind="stable")
+        self._order = order[np.minimum(np.arange(3), len(order) - 1)]
+        (fast, large), (middle, medium), (slow, small) = costs[self._order].tolist()
+        smallest = np.arange(layers + 1)
+        self._rest = layers - smallest
+        self._need = self._rest * large + smallest * small
+        self._seconds = self._rest * fast + smallest * slow
+        self._saved, self._more = large - medium, middle - fast
+
+    def within(self, rooms: Floats) -> Fastest:
+        """The fastest for each of some limits of bytes."""
+        if len(self._costs) > 3:
+            return _by_frontier(self._costs, self._layers, rooms)
+        over = np.maximum(self._need - rooms[:, None], 0.0)
+        none = np.where(over > 0, self._layers + 1.0, 0.0)
+        middle = np.ceil(over / self._saved - 1e-9) if self._saved > 0 else none
+        seconds = np.where(middle <= self._rest, self._seconds + middle * self._more, np.inf)
+        best, rows = seconds.argmin(axis=1), np.arange(len(rooms))
+        found, counts = seconds[rows, best], np.zeros((len(rooms), len(self._costs)), dtype=np.int64)
+        fits = np.isfinite(found)
+        taken = np.where(fits, middle[rows, best], 0.0).astype(np.int64)
+        numbers = np.where(fits, self._rest[best] - taken, 0), taken, np.where(fits, best, 0)
+        for option, number in zip(self._order, numbers, strict=True):
+            counts[rows, option] += number
+        return Fastest(found, counts)
 
 
 def compositions(total: int, parts: int) -> Integers:

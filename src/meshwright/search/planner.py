@@ -7,26 +7,35 @@ nothing that is left can beat the best by more than is asked: the rest is proven
 
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.cost.calibration import Calibration, public_calibration
-from meshwright.cost.verdict import MemoryVerdict
 from meshwright.errors import PlanError
-from meshwright.plan.stage_cut import even_counts, numbered_layers
-from meshwright.search.answer import Answer, Candidate, Progress, family_of, in_order, simulated
-from meshwright.search.bench import Bench
-from meshwright.search.bounds import Floor, one_f_one_b_bound, whole_work
-from meshwright.search.choice import Choice, Option, degrees_of
+from meshwright.search.answer import (
+    Answer,
+    Candidate,
+    Point,
+    Progress,
+    family_of,
+    in_order,
+    point_of,
+    simulated,
+    undominated,
+)
+from meshwright.search.bounds import one_f_one_b_bound
+from meshwright.search.choice import Choice, Option
 from meshwright.search.costs import StageCosts
+from meshwright.search.ground import Ground
+from meshwright.search.outline import Kept
 from meshwright.search.problem import Problem
-from meshwright.search.room import Room
+from meshwright.search.refusal import refusal
 from meshwright.search.solve import Solution, Solver
-from meshwright.search.space import Shape, means_something, problems, realise, schedules, seeds, shapes
-from meshwright.units import show_bytes
+from meshwright.search.space import Shape, means_something, neighbours, realise, replicated, schedules, seeds, shape_of
 
 _MUCH_LESS = 0.98
 """Of the best step so far: what may be less than that is simulated at once, since a better best saves work."""
@@ -54,6 +63,8 @@ class Search:
     considered: int = 0
     best: Candidate | None = None
     families: dict[str, Candidate] = field(default_factory=dict)
+    points: list[Point] = field(default_factory=list)
+    """Of all simulated plans that fit."""
     closed: float = float("inf")
     """The least bound of what was simulated."""
     dropped: float = float("inf")
@@ -61,8 +72,8 @@ class Search:
     _underway: float = float("inf")
     """The bound of what is being costed, for when that is broken off."""
     _heap: list[_Item] = field(default_factory=list)
-    _works: dict[Shape, Floor] = field(default_factory=dict)
-    _benches: dict[Shape, "_Costs"] = field(default_factory=dict)
+    _benches: dict[Shape, tuple[StageCosts, ...]] = field(default_factory=dict)
+    _replicas: dict[Shape, tuple[StageCosts, ...]] = field(default_factory=dict)
     _solved_choices: set[tuple[Shape, str, int]] = field(default_factory=set)
     _promising: dict[str, _Item] = field(default_factory=dict)
     """The choice with the least bound of each kind of plan."""
@@ -74,9 +85,11 @@ class Search:
         self._ties = itertools.count()
         try:
             self._start()
+            self._report()
             self._dive()
+            self._climb()
             while self._heap and not self._proven:
-                if time.perf_counter() - self.began > self.problem.wishes.time_limit:
+                if self._late:
                     stopped = f"the time limit of {self.problem.wishes.time_limit:g} s"
                     break
                 item = heapq.heappop(self._heap)
@@ -93,13 +106,13 @@ class Search:
     def _report(self) -> None:
         self.progress(Progress(time.perf_counter() - self.began, self._least, self._open, self.simulated))
 
+    @property
+    def _late(self) -> bool:
+        return time.perf_counter() - self.began > self.problem.wishes.time_limit
+
     @cached_property
     def _reached(self) -> Calibration:
         return self.calibration or public_calibration()
-
-    @cached_property
-    def _numbered(self) -> int:
-        return len(numbered_layers(self.problem.model))
 
     @property
     def _least(self) -> float | None:
@@ -120,20 +133,11 @@ class Search:
         return self._heap[0].bound >= self._below
 
     def _start(self) -> None:
-        """Every shape, by its FLOPs."""
-        devices = self.problem.cluster.size
-        self._floor = whole_work(self.problem, self._reached)
-        work = self._floor.total
-        overlapping = self.problem.wishes.schedule != "1f1b"
-        for shape in shapes(self.problem, devices):
-            self.considered += 1
-            bound = work.both / devices
-            if shape.pp == 1 or not overlapping:
-                count, stage = shape.micro_batches, devices // shape.pp
-                bound = one_f_one_b_bound(
-                    work.both / count / stage, work.forward / count / stage, shape.pp, count
-                )  # fmt: skip
-            self._heap.append(_Item(bound, next(self._ties), shape))
+        """Every shape, by its FLOPs and links."""
+        self._ground = Ground(self.problem, self._reached)
+        self.considered += len(self._ground.shapes)
+        bounds = zip(self._ground.bounds().tolist(), self._ground.shapes, strict=True)
+        self._heap = [_Item(bound, next(self._ties), shape) for bound, shape in bounds if bound < math.inf]
         heapq.heapify(self._heap)
 
     def _step(self, item: _Item) -> None:
@@ -164,21 +168,15 @@ class Search:
         first = realise(self.problem, shape)
         if first is None or not self._is_sound(shape, first):
             return
-        floor = self._floor_of(shape.inner)
-        work = floor.total
         for schedule, virtual in schedules(self.problem, shape):
             choice = realise(self.problem, shape, schedule, virtual)
-            if schedule == "1f1b":
-                bound = one_f_one_b_bound(work.both, work.forward, shape.pp, shape.micro_batches)
-            else:
-                bound = shape.micro_batches * work.both / shape.pp
-                if schedule == "interleaved":
-                    bound = max(bound, self._interleaved(floor, shape, virtual))
+            bound = self._ground.choice(shape, schedule, virtual)
             found = _Item(max(bound, item.bound), next(self._ties), shape, choice)
             if choice is not None:
                 family = family_of(choice)
                 self._promising[family] = min(self._promising.get(family, found), found)
-            yield found
+            if bound < math.inf:
+                yield found
 
     def _compare(self) -> None:
         """Simulates a plan of each simple kind that lost by its bound alone, so that it can be said why."""
@@ -186,8 +184,8 @@ class Search:
         missing.sort(key=lambda family: (family.count("+"), self._promising[family].bound))
         for item in (self._promising[family] for family in missing[:_COMPARED]):
             assert item.choice is not None, "it was realised"
-            for costs in reversed(self._costs_of(item.shape, item.choice).states):
-                solution = Solver(costs, item.choice).solve(float("inf"))
+            for costs in reversed(self._costs_of(item.shape, item.choice)):
+                solution = Solver(costs, item.choice).some()
                 if solution is not None:
                     self._weigh_in(item.choice, solution)
                     break
@@ -196,16 +194,9 @@ class Search:
 
     def _least_memory(self, shape: Shape, choice: Choice) -> Solution:
         """All layers computed again, under the state that keeps least."""
-        costs = self._costs_of(shape, choice).states[-1]
+        costs = self._costs_of(shape, choice)[-1]
         names = (costs.bench.recomputes(layer)[0] for layer in self.problem.model.layers)
         return Solution(0.0, Solver(costs, choice).even, tuple(Option(costs.state, name) for name in names))
-
-    def _floor_of(self, inner: Shape) -> Floor:
-        if inner not in self._works:
-            one = realise(self.problem, inner)
-            assert one is not None, "it has the mesh of its shape"
-            self._works[inner] = self._floor.on(Bench(self.problem, one, self._reached), one.degrees.stage)
-        return self._works[inner]
 
     def _dive(self) -> None:
         """A few plain shapes down to the end, so that there is a good plan to beat before the rest is looked at."""
@@ -215,17 +206,21 @@ class Search:
                 self._solve(item)
                 self._report()
 
-    def _interleaved(self, floor: Floor, shape: Shape, virtual: int) -> float:
-        """Stages are cut evenly. A group starts when the first stages of those before it have passed a micro-batch on,
-        and ends as long before their last backwards.
+    def _climb(self) -> None:
+        """From the best so far on to shapes near it, as long as that finds a better one: they would be looked at for
+        the proof in any case.
         """
-        counts = even_counts(self._numbered, shape.pp * virtual)
-        most, ahead = 0.0, 0
-        for group in range(shape.pp):
-            own = sum(counts[group :: shape.pp]) * floor.numbered + (group == shape.pp - 1) * floor.head
-            most = max(most, ahead * floor.numbered + shape.micro_batches * own)
-            ahead += counts[group]
-        return most
+        seen, known = set[Shape](), self._ground.shapes
+        while self.best is not None and (here := shape_of(self.problem, self.best.choice)) not in seen:
+            seen.add(here)
+            found = (
+                item for shape in neighbours(here, known) for item in self._choices(_Item(0.0, next(self._ties), shape))
+            )
+            for item in sorted(found, key=lambda each: each.bound):
+                if item.bound >= self._below or shape_of(self.problem, self.best.choice) != here or self._late:
+                    break
+                self._solve(item)
+                self._report()
 
     def _is_sound(self, shape: Shape, choice: Choice) -> bool:
         key = shape.tp, shape.ulysses, shape.cp, shape.ep, shape.etp
@@ -234,19 +229,19 @@ class Search:
         return self._sound[key]
 
     def _solve(self, item: _Item) -> None:
-        """By its best cut under each state, if the best cut is short enough were states free; once."""
+        """By its best cut under each state, once."""
         assert item.choice is not None, "it was realised"
         key = item.shape, item.choice.schedule, item.choice.virtual
         if key in self._solved_choices:
             return
         self._solved_choices.add(key)
-        costs = self._costs_of(item.shape, item.choice)
-        below = self._below
-        if len(costs.states) > 1 and not Solver(costs.free, item.choice).possible(below):
-            self.dropped = min(self.dropped, below)
-            return
-        for each in costs.states:
-            found = self._solved(item, each, costs.free) if self._worth(item.choice, each) else None
+        shape, choice = item.shape, item.choice
+        stand = {kept for kept in self._ground.states if self._stands(shape, choice, kept)}
+        inside = {kept.inside for kept in stand}
+        whole = self._costs_of(shape, choice) if False in inside else ()
+        for each in (*whole, *(self._replicas_of(shape, choice) if True in inside else ())):
+            state = Kept(each.state, each.bench.choice.pieces != choice.pieces)
+            found = self._solved(item, each) if state in stand and self._worth(item, each, state) else None
             if found is None:
                 continue
             if self._least is None or found.bound < _MUCH_LESS * self._least:
@@ -254,36 +249,61 @@ class Search:
             else:
                 self._push(found)
 
-    def _worth(self, choice: Choice, costs: StageCosts) -> bool:
+    def _stands(self, shape: Shape, choice: Choice, state: Kept) -> bool:
+        """Whether a state may win, by what is known before it is costed."""
+        below, ground = self._below, self._ground
+        stands = ground.under(shape, choice.schedule, state) < below and ground.possible(
+            shape, choice.schedule, choice.virtual, state, below
+        )
+        self.dropped = self.dropped if stands else min(self.dropped, below)
+        return stands
+
+    def _worth(self, item: _Item, costs: StageCosts, state: Kept) -> bool:
         """Whether a state may win by its time alone."""
-        both, forward = costs.least()
+        choice = item.choice
+        assert choice is not None, "it was realised"
+        both, ratio = costs.least()
         bound = choice.micro_batches * both / choice.degrees.pp
         if choice.schedule == "1f1b":
-            bound = one_f_one_b_bound(both, forward, choice.degrees.pp, choice.micro_batches)
-        if bound < self._below:
+            bound = one_f_one_b_bound(both, ratio, choice.degrees.pp, choice.micro_batches)
+        if bound >= self._below:
+            self.dropped = min(self.dropped, bound)
+            return False
+        main, below = costs.pace(self._ground.main), self._below
+        if self._ground.holds(item.shape, choice.schedule, choice.virtual, state, main, below=below):
             return True
-        self.dropped = min(self.dropped, bound)
+        self.dropped = min(self.dropped, below)
         return False
 
-    def _costs_of(self, shape: Shape, choice: Choice) -> "_Costs":
+    def _costs_of(self, shape: Shape, choice: Choice) -> tuple[StageCosts, ...]:
         if shape not in self._benches:
-            bench = Bench(self.problem, choice, self._reached)
-            limit = self.problem.wishes.memory_limit
-            room = Room(bench.placement, bench.group, pipeline=shape.pp > 1, limit=limit)
-            states = tuple(_states(self.problem, choice))
-            free = StageCosts(bench, states[-1] if states else None, room, free=True)
-            self._benches[shape] = _Costs(free, tuple(StageCosts(bench, state, room) for state in states))
+            bench = self._ground.benches.of(shape, choice)
+            room = self._ground.benches.room(choice)
+            self._benches[shape] = tuple(StageCosts(bench, state, room) for state in _states(self.problem, choice))
         return self._benches[shape]
 
-    def _solved(self, item: _Item, costs: StageCosts, floor: StageCosts) -> _Item | None:
+    def _replicas_of(self, shape: Shape, choice: Choice) -> Iterator[StageCosts]:
+        """The same states over the ranks of a node alone."""
+        if shape not in self._replicas:
+            inside = replicated(self.problem, choice)
+            if inside is None:
+                self._replicas[shape] = ()
+            else:
+                bench, room = self._ground.benches.of(shape, inside), self._ground.benches.room(inside)
+                states = (state for state in _states(self.problem, inside) if state is not None)
+                self._replicas[shape] = tuple(StageCosts(bench, state, room) for state in states)
+        yield from self._replicas[shape]
+
+    def _solved(self, item: _Item, costs: StageCosts) -> _Item | None:
         below = self._below
         assert item.choice is not None, "it was realised"
-        solution = Solver(costs, item.choice, floor).solve(below)
+        solution = Solver(costs, item.choice).solve(below)
         if solution is None:
             self.dropped = min(self.dropped, below)
             return None
         bound = max(solution.bound, item.bound)
-        return _Item(bound, next(self._ties), item.shape, item.choice, costs.state, solution)
+        choice = replace(item.choice, pieces=costs.bench.choice.pieces)
+        return _Item(bound, next(self._ties), item.shape, choice, costs.state, solution)
 
     def _simulate(self, item: _Item) -> None:
         """In full: the best by its bound, or where no gap is allowed all that may be better."""
@@ -296,7 +316,9 @@ class Search:
             self.closed = min(self.closed, item.bound)
             self._weigh_in(choice, solution)
         else:
-            costs = next(each for each in self._benches[item.shape].states if each.state == item.state)
+            known = (*self._benches[item.shape], *self._replicas.get(item.shape, ()))
+            own = item.state, choice.pieces
+            costs = next(each for each in known if (each.state, each.bench.choice.pieces) == own)
             for leaf in sorted(Solver(costs, choice).leaves(), key=lambda each: each.bound):
                 if leaf.bound < self._below:
                     self._weigh_in(choice, leaf)
@@ -307,6 +329,7 @@ class Search:
         if found is None:
             return
         self.simulated += 1
+        self.points += [point_of(found)] if found.fits else []
         family = family_of(choice)
         known = self.families.get(family)
         if known is None or in_order(found) < in_order(known):
@@ -316,11 +339,12 @@ class Search:
 
     def _answer(self, stopped: str) -> Answer:
         if self.best is None:
-            raise PlanError(self._refusal())
+            raise PlanError(refusal(self.problem, self.considered, self._smallest))
         bound = min(self.closed, self._open, self.best.estimate.step_time_s)
         if stopped != "Ctrl-C":
             self._compare()
         return Answer(
+            problem=self.problem,
             best=self.best,
             bound=bound,
             families=self.families,
@@ -329,71 +353,26 @@ class Search:
             simulated=self.simulated,
             devices=self.best.choice.devices,
             stopped=stopped,
+            front=undominated(self.points),
         )
 
-    def _refusal(self) -> str:
-        """What binds, and the nearest that works."""
-        cluster, wishes = self.problem.cluster, self.problem.wishes
-        if not self.considered:
-            batch = self.problem.recipe.global_batch
-            return (
-                f"no degrees fill the {cluster.size} devices of '{cluster.name}' with a global batch of {batch} under "
-                "these wishes; free a degree, or take a batch that more of the devices' divisors divide"
-            )
-        least = self._smallest()
-        if least is None:
-            return self._ruled_out()
-        verdict = MemoryVerdict(least.estimate.memory, least.estimate.hosts)
-        if wishes.memory_limit is not None and least.estimate.fits:
-            need = max(each.asked.high for each in least.estimate.memory)
-            return (
-                f"no plan fits into {show_bytes(wishes.memory_limit)}: the smallest that was found asks for "
-                f"{verdict.tightest[0].asked} ({degrees_of(least.choice)}); a limit of {show_bytes(need)} works"
-            )
-        return f"no plan fits: of the smallest that was found ({degrees_of(least.choice)}), {verdict.sentence}"
-
-    def _ruled_out(self) -> str:
-        """What the rules of the scope say of the plainest plan."""
-        shape = min(shapes(self.problem, self.problem.cluster.size), key=lambda each: (each.pp, each.tp, each.samples))
-        choice = realise(self.problem, shape)
-        faults = problems(self.problem, choice) if choice else []
-        said = "; ".join(f"{each.message} ({each.fix})" for each in faults[:2]) or "free a degree"
-        return f"no plan can be used under these wishes, of {self.considered:,} choices: {said}"
-
-    def _smallest(self) -> Candidate | None:
-        """A plan with as little memory as there is: all layers computed again, and states sharded as far as may be, on
-        the choices that cut a sample most ways.
-        """
-        found: list[Candidate] = []
-        by_cut = sorted(shapes(self.problem, self.problem.cluster.size), key=lambda each: (each.samples, each.dp))
-        for shape in by_cut[:_TRIED]:
-            choice = realise(self.problem, shape, *next(iter(schedules(self.problem, shape)), ("1f1b", 1)))
-            if choice is None:
-                continue
-            if not self._costs_of(shape, choice).states:
-                continue
-            solution = self._least_memory(shape, choice)
-            candidate = simulated(self.problem, choice, solution, self._reached)
-            found += [candidate] if candidate else []
-        return min(found, key=lambda each: each.estimate.memory_peak_bytes, default=None)
+    def _smallest(self, shape: Shape, choice: Choice) -> Candidate | None:
+        """The plan of a choice with least memory; none where it cannot be used."""
+        if not self._costs_of(shape, choice):
+            return None
+        return simulated(self.problem, choice, self._least_memory(shape, choice), self._reached)
 
 
 _COMPARED = 4
 """Kinds of plans that are simulated for comparison alone."""
-_TRIED = 12
-"""Choices that are looked at for the smallest plan."""
-
-
-class _Costs(NamedTuple):
-    """Of a shape: were states free, with the memory of the one that keeps least; and under each."""
-
-    free: StageCosts
-    states: tuple[StageCosts, ...]
 
 
 def _states(problem: Problem, choice: Choice) -> Iterator[str | None]:
     """What can shard the equal parameters of a choice."""
+    target, ways = problem.wishes.target, vars(choice.degrees)
     for state in problem.wishes.states:
+        if target is not None and not target.goes_with(state, ways):
+            continue
         roles = (*choice.roles(state).values(), *choice.expert_roles(state).values())
         if state is None or any(role.state for role in roles):
             yield state

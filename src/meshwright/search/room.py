@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from meshwright.cost.activations import Activations
 from meshwright.cost.layer_states import States
-from meshwright.cost.memory import ACCEPTED, Instant, group_memory, most_together
+from meshwright.cost.memory import ACCEPTED, Instant, bare_memory, bucket_bytes
 from meshwright.cost.placement import Placement
+from meshwright.cost.stage_memory import gathered_ahead, most_together
 
 
 class Held(NamedTuple):
@@ -29,6 +30,10 @@ class Held(NamedTuple):
         """What is there during a backward only: a layer's, or before it the loss's."""
         return max(recomputed + self.reduced, self.loss)
 
+    def unlike(self, recomputed: float) -> float:
+        """Of these two what is less, and lies apart (`Memory.unlike`)."""
+        return min(recomputed, self.loss)
+
 
 def held_by_stage(layers: Sequence[tuple[States, Activations, int]], prefetch: int) -> Held:
     """Of the layers of a stage, in order, so many of each kind."""
@@ -48,35 +53,63 @@ def held_by_stage(layers: Sequence[tuple[States, Activations, int]], prefetch: i
     )
 
 
+class _Line(NamedTuple):
+    """The least capacity with which it is said to fit, as what is in use makes it: bytes, and so many for each byte."""
+
+    around: float
+    resting: float
+    moving: float
+    unlike: float
+
+    def at(self, resting: float, moving: float, unlike: float) -> float:
+        """Bytes that are needed."""
+        return self.around + self.resting * resting + self.moving * moving + self.unlike * unlike
+
+    def moves(self, capacity: float, resting: float, unlike: float) -> float:
+        """Bytes that may come and go in so many."""
+        return (capacity - self.at(resting, 0.0, unlike)) / self.moving
+
+
 class Room:
     """A device of a placement's group, or so many bytes of it."""
 
     def __init__(self, placement: Placement, group: str, *, pipeline: bool, limit: float | None = None) -> None:
-        order = placement.orders[placement.running.index(group)]
-        plain = group_memory(placement, group, order)
+        plain = bare_memory(placement, group)
         self.capacity = plain.capacity if limit is None else min(plain.capacity, limit)
+        self.ahead = gathered_ahead(placement)
         self._plain = replace(plain, communicators=plain.communicators + pipeline)
         self._begun = placement.kernels.keeps_gradients
-        self._left: dict[tuple[float, float, float, bool], float] = {}
+        self._bucket = bucket_bytes(placement)
+        self._lines = {overlapping: self._line(overlapping=overlapping) for overlapping in (False, True)}
 
-    def _needed(self, resting: float, widened: float, moving: float, *, overlapping: bool) -> float:
-        """The least capacity with which it is said to fit that so much rests and so much comes and goes."""
-        now = Instant("backward", {"parameters": resting, "activations": moving})
-        step = Instant("step", {"parameters": resting, "widened": widened})
-        return replace(self._plain, instants=(now, step), overlapping=overlapping).asked.passed_with(ACCEPTED)
+    def _line(self, *, overlapping: bool) -> _Line:
+        """`Memory.asked` is linear in what rests, comes and goes, and lies apart, as long as a backward is its peak."""
+        much = self.capacity
 
-    def left(self, resting: float, widened: float, *, overlapping: bool) -> float:
-        """The most bytes that may come and go beside so many that stay: what is needed is linear in them, from where
-        they are more than what comes by the end of the step.
-        """
-        key = resting, widened, self.capacity, overlapping
-        if key not in self._left:
-            some, more = (
-                self._needed(resting, widened, widened + share * self.capacity, overlapping=overlapping)
-                for share in (1, 2)
-            )
-            self._left[key] = widened + self.capacity + (self.capacity - some) * self.capacity / (more - some)
-        return self._left[key]
+        def needed(resting: float, moving: float, unlike: float) -> float:
+            now = Instant("backward", {"parameters": resting, "activations": moving})
+            instants = now, Instant("step", {"parameters": resting})
+            asked = replace(self._plain, instants=instants, unlike=unlike, overlapping=overlapping).asked
+            return asked.passed_with(ACCEPTED)
+
+        some = needed(0.0, much, 0.0)
+        more = needed(much, much, 0.0), needed(0.0, 2 * much, 0.0), needed(0.0, much, much)
+        resting, moving, unlike = ((each - some) / much for each in more)
+        return _Line(some - moving * much, resting, moving, unlike)
+
+    def _needed(self, resting: float, widened: float, *, overlapping: bool) -> float:
+        """The same by the end of a step."""
+        return self._lines[overlapping].at(resting, widened + self._bucket, 0.0)
+
+    @property
+    def resting(self) -> float:
+        """The most bytes that may rest where nothing comes and goes."""
+        return (self.capacity - self._needed(0.0, 0.0, overlapping=False)) / self._lines[False].resting
+
+    @property
+    def moving(self) -> float:
+        """Bytes that may rest in place of one that comes and goes, at least."""
+        return min(line.moving for line in self._lines.values()) / self._lines[False].resting
 
     def most(self, held: Held, recomputed: float, in_flight: float, micro_batches: int) -> float:
         """The most bytes of activations that a stage can keep for each micro-batch in flight; less than none where it
@@ -86,13 +119,14 @@ class Room:
         one less is in flight.
         """
         passing, whole = held.window + held.passing(recomputed), held.resting + held.gradients
-        overlapping = in_flight > 1
-        if self._needed(whole, held.widened, 0.0, overlapping=overlapping) > self.capacity:
+        overlapping, unlike = in_flight > 1, held.unlike(recomputed)
+        if self._needed(whole, held.widened, overlapping=overlapping) > self.capacity:
             return -1.0
-        room = self.left(whole, held.widened, overlapping=overlapping)
+        line = self._lines[overlapping]
+        room = line.moves(self.capacity, whole, unlike)
         if self._begun or micro_batches > in_flight:
             return (room - passing) / in_flight - held.logits
-        alone = (self.left(held.resting, held.widened, overlapping=overlapping) - passing) / in_flight
+        alone = (line.moves(self.capacity, held.resting, unlike) - passing) / in_flight
         if in_flight > 1:
             alone = min(alone, (room - passing) / (in_flight - 1))
         return alone - held.logits

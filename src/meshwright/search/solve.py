@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.memory import in_flight
-from meshwright.cost.orders import Order, orders
+from meshwright.cost.memory import in_flight as held_during
 from meshwright.cost.simulation import Link, StageTime, simulate
+from meshwright.plan.orders import orders
 from meshwright.plan.stage_cut import even_counts
 from meshwright.search.choice import Choice, Option
 from meshwright.search.costs import StageCosts, Way
 from meshwright.search.frontier import Floats
 from meshwright.search.knapsack import compositions
-from meshwright.search.stages import StageWays, best_split, objective, one_f_one_b
+from meshwright.search.stages import StageWays, best_split, in_flight, objective, one_f_one_b
 
 _CLOSE = 1.002
 """A cut is taken as it is found where its objective is so close to what bounds it."""
@@ -38,8 +38,8 @@ class Solution(NamedTuple):
 class Solver:
     """An outer choice under one state of all layers."""
 
-    def __init__(self, costs: StageCosts, choice: Choice, floor: StageCosts | None = None) -> None:
-        self.costs, self.choice, self.floor = costs, choice, floor or costs
+    def __init__(self, costs: StageCosts, choice: Choice) -> None:
+        self.costs, self.choice = costs, choice
         self.layers, self.count = costs.layers, choice.micro_batches
 
     def solve(self, below: float) -> Solution | None:
@@ -48,17 +48,22 @@ class Solver:
             return self._free(below)
         return self._even(below)
 
-    def possible(self, below: float) -> bool:
-        """Whether there may be a cut whose bound is below: quicker than to find the best."""
-        if self.choice.schedule != "1f1b" or self.choice.stages == 1 or not np.isfinite(below):
-            return self.solve(below) is not None
-        flight = [min(self.choice.stages - stage, self.count) for stage in range(self.choice.stages)]
-        return self._filled(below - self._fastest, flight) is not None
+    def some(self) -> Solution | None:
+        """A good cut and recompute, quickly; none where nothing fits."""
+        if self.choice.schedule != "1f1b" or self.choice.stages == 1:
+            return self.solve(np.inf)
+        flight = self._flight
+        _, cuts = self._least_maximum(np.inf, flight)
+        return None if cuts is None else Solution(0.0, cuts, self._options(cuts, flight))
+
+    @property
+    def _flight(self) -> list[float]:
+        """Micro-batches that each stage holds under 1f1b."""
+        return list(map(float, in_flight("1f1b", self.choice.stages, 1, self.count)))
 
     def _free(self, below: float) -> Solution | None:
         """Any cut between numbered layers: first that with the least maximum, which bounds the ranges of the rest."""
-        stages, count = self.choice.stages, self.count
-        flight = [min(stages - stage, count) for stage in range(stages)]
+        stages, count, flight = self.choice.stages, self.count, self._flight
         if stages == 1:
             way = self._way(0, 0, len(self.layers), flight)
             bound = np.inf if way is None else count * (way.forward + way.backward) + way.finish
@@ -202,7 +207,7 @@ class Solver:
     @cached_property
     def _least_times(self) -> tuple[list[float], list[float]]:
         """Seconds of each layer both ways, and of forward, at least."""
-        costs = [self.floor.seconds(kind) for kind in range(len(self.costs.first))]
+        costs = [self.costs.seconds(kind) for kind in range(len(self.costs.first))]
         both = [cost.forward.compute + cost.backward.compute for cost in costs]
         return [both[kind] for kind in self.costs.kinds], [costs[kind].forward.compute for kind in self.costs.kinds]
 
@@ -232,23 +237,31 @@ class Solver:
         choice, cuts = self.choice, self.even
         places = tuple(list(dict.fromkeys(choice.on)).index(name) for name in choice.on)
         pairs = list(pairwise(cuts))
-        every = orders(choice.schedule, places, self.count)
+        flights = self._held(places)
         taken: list[Way | None] = [None] * choice.stages
         for group in range(choice.degrees.pp):
             own = [stage for stage, place in enumerate(places) if place == group]
-            ways = self._group([pairs[stage] for stage in own], every[group], below)
+            ways = self._group([pairs[stage] for stage in own], flights[group], below)
             if ways is None:
                 return None
             for stage, way in zip(own, ways, strict=True):
                 taken[stage] = way
         done = [way for way in taken if way is not None]
-        times = [StageTime(way.forward, way.backward, weight=way.weight) for way in done]
-        links = [Link(stage, stage + 1) for stage in range(choice.stages - 1)]
         if self._closed_form(done, places) + done[0].finish >= below:
             return None
-        bound = simulate(every, times, links).seconds + done[0].finish
+        times = [StageTime(way.forward, way.backward, optimizer=way.finish, weight=way.weight) for way in done]
+        links = [Link(stage, stage + 1) for stage in range(choice.stages - 1)]
+        bound = simulate(orders(choice.schedule, places, self.count), times, links).seconds
         options = [option for pair, way in zip(pairs, done, strict=True) for option in self._dealt(*pair, way.taken)]
         return Solution(bound, cuts, tuple(options)) if bound < below else None
+
+    def _held(self, places: tuple[int, ...]) -> Sequence[float]:
+        """Micro-batches that each group holds, in the mean over its stages."""
+        choice = self.choice
+        if choice.schedule == "interleaved":
+            return list(map(float, in_flight(choice.schedule, choice.degrees.pp, choice.virtual, self.count)))
+        every = orders(choice.schedule, places, self.count)
+        return [float(held_during(order, np.ones(len(order))).max()) / choice.virtual for order in every]
 
     def _closed_form(self, ways: Sequence[Way], places: Sequence[int]) -> float:
         """What a group works, after the first stages before its own, and before the last backwards of those."""
@@ -260,16 +273,15 @@ class Solver:
             ahead += ways[group].forward + (ways[group].backward - ways[group].weight)
         return most if self.choice.schedule == "interleaved" else max(busy)
 
-    def _group(self, pairs: Sequence[tuple[int, int]], order: Order, below: float) -> list[Way] | None:
-        """The stages of one group, which share its memory: as if each had an equal part of what is in flight. None
-        where they do not fit, or work as long as `below` alone.
+    def _group(self, pairs: Sequence[tuple[int, int]], alive: float, below: float) -> list[Way] | None:
+        """The stages of one group, which share its memory: as if each had an equal part of the `alive` micro-batches.
+        None where they do not fit, or work as long as `below` alone.
         """
-        alive = in_flight(order, np.ones(len(order))).max()
         found = Counter[int]()
         for first, after in pairs:
             found.update(dict(self.costs.counts(first, after)))
         whole = tuple(sorted(found.items()))
-        way = self.costs.way(whole, alive / len(pairs))
+        way = self.costs.way(whole, alive)
         if way is None or self.count * (way.forward + way.backward) >= below:
             return None
         return [self._shared(pair, whole, way) for pair in pairs]

@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
+
+import numpy as np
 
 from meshwright.errors import PlanError
 from meshwright.model.operators import Attention
 from meshwright.plan.degrees import Degrees
+from meshwright.plan.refine import shard_nearest
 from meshwright.plan.rules import Problem as RuleProblem
 from meshwright.plan.rules import check_plan
 from meshwright.plan.rules_schedule import rounds_fit
@@ -71,7 +75,15 @@ def shapes(problem: Problem, devices: int) -> Iterator[Shape]:
                     counts = _samples(problem, dp, cp * ulysses)
                     for ep, etp in _experts(problem, tp, stage):
                         for samples in counts:
-                            yield Shape(tp, ulysses, cp, dp, pp, ep, etp, samples, batch // dp // samples)
+                            shape = Shape(tp, ulysses, cp, dp, pp, ep, etp, samples, batch // dp // samples)
+                            if _counts(problem, shape):
+                                yield shape
+
+
+def _counts(problem: Problem, shape: Shape) -> bool:
+    """Whether a shape is one of those that are asked for, and the system of the scope can be told it."""
+    target = problem.wishes.target
+    return (problem.only is None or problem.only(shape)) and (target is None or target.admits(shape._asdict()))
 
 
 def _degrees(devices: int, fixed: int | None, most: float = math.inf) -> list[int]:
@@ -125,6 +137,8 @@ def _samples(problem: Problem, dp: int, cuts: int) -> list[int]:
         return [per_rank // asked] if per_rank % asked == 0 else []
     if wishes.micro_batch is not None:
         return _degrees(per_rank, wishes.micro_batch)
+    if problem.only is not None:
+        return _degrees(per_rank, None)
     free = all(wishes.fixed(name) is None for name in ("dp", "cp", "ulysses"))
     found = _degrees(per_rank, None, most=max(1, MOST_POSITIONS // _longest(problem)))
     return [count for count in found if math.gcd(count, cuts) == 1] if free else found
@@ -144,6 +158,26 @@ def seeds(problem: Problem, known: Sequence[Shape]) -> list[Shape]:
     return sorted(found.values(), key=lambda each: (-each.ep, each.pp * each.tp))[:_SEEDS]
 
 
+def shape_of(problem: Problem, choice: Choice) -> Shape:
+    """The shape that a choice is of."""
+    degrees, count = choice.degrees, choice.micro_batches
+    samples = problem.recipe.global_batch // degrees.dp // count
+    ways = (degrees.tp, degrees.ulysses, degrees.cp, degrees.dp, degrees.pp, degrees.ep, degrees.etp)
+    return Shape(*ways, samples, count)
+
+
+def neighbours(shape: Shape, known: Sequence[Shape]) -> list[Shape]:
+    """Of shapes, those that come from one by moving a factor of two or so from one degree to another, with experts and
+    micro-batches as they are or half or twice as many.
+    """
+    apart = np.abs(np.log2(np.array(known, dtype=float)) - np.log2(np.array(shape, dtype=float)))
+    mesh, others = apart[:, :5].sum(axis=1), apart[:, 5:8]
+    within = (mesh <= _MOVED) & (others[:, [0, 2]] <= _MOVED / 2).all(axis=1) & (mesh + others[:, 0] + others[:, 2] > 0)
+    return [known[place] for place in np.flatnonzero(within).tolist()]
+
+
+_MOVED = 2 * math.log2(3)
+"""What a factor of three, once more and once less, is in doublings."""
 _MANY, _SEEDS = 64, 16
 """Ranks that experts spread over at most, and shapes, to begin with."""
 
@@ -157,7 +191,7 @@ def schedules(problem: Problem, shape: Shape) -> Iterator[tuple[Schedule, int]]:
     """The schedules of a shape, with the stages of each group; interleaved where that saves a share worth having."""
     wishes, layers, pp = problem.wishes, _most_stages(problem), shape.pp
     asked: tuple[Schedule, ...] = (wishes.schedule,) if wishes.schedule else ("1f1b", "interleaved")
-    for schedule in asked:
+    for schedule in (each for each in asked if wishes.target is None or each in wishes.target.schedules):
         if schedule == "interleaved":
             waits = pp > 1 and (wishes.schedule is not None or pp - 1 > _WORTH_A_TURN * shape.micro_batches)
             if waits and rounds_fit(shape.micro_batches, pp):
@@ -181,6 +215,20 @@ def realise(problem: Problem, shape: Shape, schedule: Schedule = "1f1b", virtual
     except ValueError:
         return None
     return Choice(degrees, pieces, shape.micro_batches, schedule, virtual, sp=problem.wishes.scatters)
+
+
+def replicated(problem: Problem, choice: Choice) -> Choice | None:
+    """The same with states over the ranks of a node alone, and the others replicas of these (HSDP); none where a stage
+    lies in a node, or its ranks do not divide so.
+    """
+    node, degrees = problem.cluster.pools[0].levels[0].size, choice.degrees
+    inside = node // degrees.tp
+    if degrees.stage <= node or node % degrees.tp or inside < 2 or not problem.wishes.replicates:
+        return None
+    try:
+        return replace(choice, pieces=shard_nearest(choice.pieces, inside))
+    except ValueError:
+        return None
 
 
 def means_something(problem: Problem, choice: Choice) -> bool:

@@ -17,6 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from meshwright.plan.orders import round_size
+from meshwright.plan.words import Schedule
 from meshwright.search.frontier import Floats
 
 StageWays: TypeAlias = Callable[[int, int, int], Floats]
@@ -61,6 +63,22 @@ def one_f_one_b(stage: int, stages: int, micro_batches: int, forward: float, bac
     """The terms of the sum and of the maximum of one stage under 1f1b (see above)."""
     both = forward + backward
     return both, (micro_batches - 1) * both - min(stages - 1 - stage, micro_batches - 1) * forward
+
+
+def in_flight(schedule: Schedule, groups: int, virtual: int, micro_batches: int) -> Floats:
+    """Micro-batches that each group of a pipeline holds at most, in the mean over its `virtual` stages; for schedules
+    other than 1f1b and interleaved, one at least (`plan.orders`).
+
+    >>> in_flight("1f1b", 4, 1, 8).tolist(), in_flight("interleaved", 4, 2, 8).tolist()
+    ([4.0, 3.0, 2.0, 1.0], [5.5, 4.5, 3.5, 2.5])
+    """
+    behind, found = np.arange(groups - 1, -1, -1), np.ones(groups)
+    if schedule == "1f1b":
+        found = np.minimum(behind + 1.0, micro_batches)
+    elif schedule == "interleaved":
+        ahead = (virtual - 1) * round_size(groups, micro_batches) + 2 * behind
+        found = np.minimum(ahead + 1.0, virtual * micro_batches) / virtual
+    return found
 
 
 def best_split(

@@ -1,0 +1,134 @@
+"""Bounds before costing against what the choices take that they are bounds of."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.cost.memory import in_flight as held_during
+from meshwright.model.spec import ModelSpec
+from meshwright.plan.orders import orders
+from meshwright.plan.rules_schedule import rounds_fit
+from meshwright.search.answer import simulated
+from meshwright.search.bench import Bench
+from meshwright.search.choice import Choice, Option
+from meshwright.search.costs import StageCosts
+from meshwright.search.outline import Kept
+from meshwright.search.planner import Search
+from meshwright.search.problem import Problem, Wishes
+from meshwright.search.solve import Solver
+from meshwright.search.space import Shape, realise, schedules
+from meshwright.search.stages import in_flight
+from tests.cost.build import llama
+
+EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+SIZES = {"hidden_size": 1024, "intermediate_size": 2816, "vocab_size": 8192, "num_hidden_layers": 4}
+CASES = {
+    "dense": (llama(**SIZES), "2x2xh100", None),
+    "small memory": (llama(**SIZES), "2x2xh100", 5e9),
+    "experts": (llama(**SIZES | EXPERTS), "2x2xh100", None),
+}
+
+
+def solved(search: Search) -> Iterator[tuple[Shape, Choice, Kept, float]]:
+    """Every choice under 1f1b or without a pipeline, under every state, with what it takes at least."""
+    for shape in search._ground.shapes[::4]:
+        choice = realise(search.problem, shape)
+        if choice is None or not search._is_sound(shape, choice):
+            continue
+        every: list[StageCosts] = [*search._costs_of(shape, choice), *search._replicas_of(shape, choice)]
+        for costs in every:
+            solution = Solver(costs, choice).solve(float("inf"))
+            if solution is not None:
+                inside = costs.bench.choice.pieces != choice.pieces
+                yield shape, choice, Kept(costs.state, inside), solution.bound
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_choice_takes_less_than_its_bounds(name: str) -> None:
+    model, cluster, limit = CASES[name]
+    assert isinstance(model, ModelSpec)
+    recipe = mw.recipe(global_batch=16, sequence=1024)
+    search = Search(Problem(model, mw.cluster(cluster), recipe, Wishes(memory_limit=limit, schedule="1f1b")))
+    search._ties = itertools.count()
+    search._start()
+    bounds = dict(zip(search._ground.shapes, search._ground.bounds().tolist(), strict=True))
+    seen, closest = 0, 0.0
+    for shape, choice, kept, seconds in solved(search):
+        under = search._ground.under(shape, choice.schedule, kept)
+        assert max(bounds[shape], under) <= seconds * (1 + 1e-9), (shape, kept)
+        assert search._ground.possible(shape, choice.schedule, 1, kept, seconds * (1 + 1e-9)), (shape, kept)
+        seen, closest = seen + 1, max(closest, under / seconds)
+    assert seen > 20
+    assert closest > 0.8
+
+
+TURNS: dict[str, Wishes] = {
+    "interleaved": Wishes(schedule="interleaved", forbid=("cp", "ulysses"), micro_batch=1),
+    "interleaved in little memory": Wishes(
+        schedule="interleaved", forbid=("cp", "ulysses"), micro_batch=1, memory_limit=4.5e9
+    ),
+    "zbv": Wishes(schedule="zbv", forbid=("cp", "ulysses"), micro_batch=1),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_no_plan_whose_groups_have_several_stages_takes_less_than_its_bounds(name: str) -> None:
+    """Every such plan, replicas of nodes that shard (HSDP) included."""
+    recipe, cluster = mw.recipe(global_batch=16, sequence=1024), mw.cluster("4x2xh100")
+    search = Search(Problem(llama(**SIZES), cluster, recipe, TURNS[name]))
+    search._ties = itertools.count()
+    search._start()
+    ground, seen, replicas, closest = search._ground, 0, 0, 0.0
+    for shape in (shape for shape in ground.shapes if shape.pp > 1):
+        for schedule, virtual in schedules(search.problem, shape):
+            choice = realise(search.problem, shape, schedule, virtual)
+            assert choice is not None
+            for costs in (*search._costs_of(shape, choice), *search._replicas_of(shape, choice)):
+                solution = Solver(costs, choice).solve(float("inf"))
+                inside = costs.bench.choice.pieces != choice.pieces
+                own = replace(choice, pieces=costs.bench.choice.pieces)
+                found = solution and simulated(search.problem, own, solution, search._reached)
+                if solution is None or found is None:
+                    continue
+                step, kept = found.estimate.step_time_s * (1 + 1e-9), Kept(costs.state, inside)
+                assert max(solution.bound, ground.choice(shape, schedule, virtual)) <= step, (shape, virtual, kept)
+                assert ground.under(shape, schedule, kept) <= step
+                if found.fits:
+                    assert ground.possible(shape, schedule, virtual, kept, step), (shape, virtual, kept)
+                    pace = costs.pace(ground.main)
+                    assert ground.holds(shape, schedule, virtual, kept, pace, below=step), (shape, virtual, kept)
+                seen, replicas = seen + 1, replicas + inside
+                closest = max(closest, solution.bound / found.estimate.step_time_s)
+    assert seen > 10
+    assert replicas > 0
+    assert closest > 0.9
+
+
+def test_what_groups_hold_is_what_their_orders_hold() -> None:
+    for groups, virtual, count in itertools.product((2, 3, 4), (2, 3), (3, 4, 8, 12)):
+        if rounds_fit(count, groups):
+            every = orders("interleaved", tuple(range(groups)) * virtual, count)
+            held = [held_during(order, np.ones(len(order))).max() / virtual for order in every]
+            assert in_flight("interleaved", groups, virtual, count).tolist() == held
+
+
+@pytest.mark.parametrize("cluster", ["2x2xh100", "2x3xh100"])
+def test_a_bench_costs_alike_whatever_it_takes_from_others(cluster: str) -> None:
+    search = Search(Problem(llama(**SIZES), mw.cluster(cluster), mw.recipe(global_batch=12, sequence=1024)))
+    search._ties = itertools.count()
+    search._start()
+    for shape in search._ground.shapes[::4]:
+        choice = realise(search.problem, shape)
+        if choice is None or not search._is_sound(shape, choice):
+            continue
+        shared, alone = search._ground.benches.of(shape, choice), Bench(search.problem, choice)
+        for layer in {id(layer.stack): layer for layer in search.problem.model.layers}.values():
+            for state, recompute in itertools.product((None, "zero2"), alone.recomputes(layer)):
+                option = Option(state, recompute)
+                one, other = (np.hstack(each.seconds(layer, option)) for each in (shared, alone))
+                assert one == pytest.approx(other, rel=1e-12)
+                assert shared.bytes(layer, option) == alone.bytes(layer, option)
