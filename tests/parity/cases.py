@@ -52,6 +52,73 @@ MIXED: dict[str, Case] = {
 }
 """Neighbours with unlike roles."""
 
+_AROUND = {"node": "dp", "gpu": "tp"}
+
+SPLITS: dict[str, Case] = {
+    "states side by side": Case(
+        {
+            "embed": {"node": "dp/zero1", "gpu": "tp"},
+            "decoder.0": {"node": "dp/zero2", "gpu": "dp/zero2"},
+            "decoder.1": {"node": "dp", "gpu": "dp/zero1"},
+            "decoder.2": {"node": "dp/zero3", "gpu": "dp"},
+            "decoder.3": {"node": "dp", "gpu": "tp"},
+            "head": {"node": "dp/zero2", "gpu": "tp"},
+        },
+        SQUARE,
+    ),
+    "tied zero2 in replicas, reduced once": Case(
+        uniform(node="dp", gpu="dp/zero2"), SQUARE, "gpt2", dropout=0.1, tied=True, execution={"sync": "last"}
+    ),
+    "tied zero1 and tp+sp, an odd vocabulary": Case(
+        uniform(node="dp/zero1", gpu="tp+sp"), SQUARE, "gpt2", dropout=0.1, tied=True, vocabulary=63
+    ),
+    "all splits, recomputed": Case(
+        {
+            "embed": {"node": "dp", "gpu": "ulysses"},
+            "decoder.0": {"node": "cp", "gpu": "tp+sp"},
+            "decoder.1": {"node": "ulysses/zero1", "gpu": "dp"},
+            "decoder.2": {"node": "tp+sp", "gpu": "cp/zero2"},
+            "decoder.3": {"node": "copy/zero3", "gpu": "dp/zero3"},
+            "head": {"node": "dp", "gpu": "tp+sp"},
+        },
+        SQUARE,
+        recompute={"decoder.0": "full", "decoder.1": "selective"},
+    ),
+    "all splits with dropout": Case(
+        {
+            "embed": {"node": "dp", "gpu": "tp+sp"},
+            "decoder.0": {"node": "ulysses", "gpu": "cp/zero2"},
+            "decoder.1": {"node": "dp", "gpu": "dp/zero2"},
+            "decoder.2": {"node": "dp", "gpu": "cp"},
+            "decoder.3": {"node": "copy", "gpu": "tp"},
+            "head": {"node": "ulysses/zero3", "gpu": "cp/zero3"},
+        },
+        SQUARE,
+        "gpt2",
+        dropout=0.1,
+    ),
+    "a ring of four": Case(uniform(node="cp", gpu="cp/zero3"), SQUARE, length=16),
+    "copies": Case(uniform(node="copy/zero1", gpu="cp/zero1"), SQUARE, "gpt2", dropout=0.1),
+    "KV heads copied, attention dropped": Case(uniform(all="tp"), FLAT, kv_heads=2, attention_dropout=0.2),
+    "attention dropped, one tenth": Case(uniform(node="dp", gpu="tp"), SQUARE, "gpt2", attention_dropout=0.1),
+    "one KV head for all": Case(uniform(node="tp+sp", gpu="ulysses/zero3"), SQUARE, kv_heads=1),
+    "attention dropped, samples padded": Case(
+        {
+            "embed": _AROUND,
+            "decoder.0-1": {"node": "ulysses", "gpu": "cp"},
+            "decoder.2": {"node": "tp+sp", "gpu": "ulysses/zero2"},
+            "decoder.3": {"node": "dp", "gpu": "tp+sp"},
+            "head": _AROUND,
+        },
+        SQUARE,
+        "gpt2",
+        dropout=0.1,
+        attention_dropout=0.2,
+        padded=True,
+    ),
+}
+"""What divides positions, heads and states, unlike neighbours first."""
+
 FAMILIES: dict[str, dict[str, object]] = {
     "llama": {"family": "llama"},
     "llama tied": {"family": "llama", "tied": True},
@@ -62,7 +129,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 
 def every() -> dict[str, Case]:
     """Roles by family; a tied embedding needs equal roles at both ends."""
-    found = {}
+    found = dict(SPLITS)
     for family, settings in FAMILIES.items():
         for name, case in {**ROLES, **MIXED}.items():
             if settings.get("tied") and case.rows["embed"] != case.rows["head"]:

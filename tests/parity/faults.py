@@ -95,5 +95,102 @@ def norm_of_one_rank() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def missing_sum_of_partial_gradients() -> Iterator[None]:
+    """Norms see a run of the positions each, and keep what they found of it."""
+    with mock.patch.object(Layout, "summed", property(lambda layout: _but(layout, "partial"))):
+        yield
+
+
+@contextmanager
+def missing_sum_of_copied_heads() -> Iterator[None]:
+    """Ranks with the same KV head keep what their own queries asked of it."""
+    with mock.patch.object(Layout, "summed", property(lambda layout: _but(layout, "copied"))):
+        yield
+
+
+def _but(layout: Layout, left_out: str) -> tuple[tuple[str, Any], ...]:
+    groups = {"replica": layout.replica, "partial": layout.partial, "copied": layout.copied}
+    return tuple((why, peers) for why, peers in groups.items() if peers is not None and why != left_out)
+
+
+@contextmanager
+def copies_summed() -> Iterator[None]:
+    """Gradients that are equal on all ranks of an axis are summed over it."""
+    from meshwright.runtime.place import Place
+
+    with mock.patch.object(Place, "reducing", lambda place, placed: place.peers(placed, "shard")):
+        yield
+
+
+@contextmanager
+def dropout_of_the_first_positions() -> Iterator[None]:
+    """Every rank draws the mask of the first positions."""
+    from meshwright.runtime.sequence import Sequence
+
+    between = Sequence.between
+
+    def first(sequence: Sequence, placed: Any) -> Any:
+        found = between(sequence, placed)
+        return found and (found[0] - found[0].min(), found[1])
+
+    with mock.patch.object(Sequence, "between", first):
+        yield
+
+
+@contextmanager
+def rotary_of_the_first_positions() -> Iterator[None]:
+    """Every rank turns queries and keys as if its run began the sequence."""
+    from meshwright.runtime.sequence import Sequence
+
+    index = Sequence._index
+
+    def first(sequence: Sequence, which: str, placed: Any) -> Any:
+        found = index(sequence, which, placed)
+        return found - found.min() if which == "at_matrices" else found
+
+    with mock.patch.object(Sequence, "_index", first):
+        yield
+
+
+@contextmanager
+def ring_in_another_order() -> Iterator[None]:
+    """A ring takes the keys of one rank for those of another, and hides the wrong ones."""
+    from meshwright.plan import positions
+
+    around = positions.around_the_ring
+    with mock.patch.object(positions, "around_the_ring", lambda *args: around(*args)[::-1]):
+        yield
+
+
+@contextmanager
+def ring_without_the_gradients_of_others() -> Iterator[None]:
+    """Keys and values learn from the queries of their own rank alone."""
+    from meshwright.runtime import ring
+
+    gradients_of = ring._gradients_of
+    with mock.patch.object(ring, "_gradients_of", lambda *args: tuple(0 * each for each in gradients_of(*args))):
+        yield
+
+
+@contextmanager
+def attention_dropout_of_the_first_heads() -> Iterator[None]:
+    """Every rank draws the mask of the first heads."""
+    from meshwright.runtime.attention import Core
+
+    first = Core._first
+    with mock.patch.object(Core, "_first", lambda core, query: (first(core, query)[0], 0)):
+        yield
+
+
+@contextmanager
+def filler_that_counts() -> Iterator[None]:
+    """What fills a vocabulary up is taken for tokens."""
+    from meshwright.runtime import loss, pipeline
+
+    with mock.patch.object(pipeline, "token_loss", lambda *args: loss.token_loss(*args[:3])):
+        yield
+
+
 def _unchanged(x: Any, _: Any) -> Any:
     return x

@@ -6,6 +6,7 @@ every gradient and every parameter after three steps agree to 1e-9 of the tensor
 agree to 2e-5, and parameters to three times what the one process differs by between two orders of summation.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,9 +21,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import meshwright as mw
 import meshwright.runtime.parallelize
 from meshwright.plan.spec import Group, ModelRef, Plan
+from meshwright.runtime import randomness
 from meshwright.runtime.precision import kept
-from meshwright.runtime.randomness import Counter, install_dropout
 from meshwright.train.launch import WorkerPool
+from tests.parity.models import BUILDERS, CALLS_DROPOUT, with_own_vectors
+from tests.runtime.counting import CountMessages, Counts, Messages
 
 SAMPLES, LENGTH, STEPS, CLIP, SEED = 8, 12, 3, 0.5, 1234
 EXACT, GRADIENT_32, SPREADS = 1e-9, 2e-5, 3.0
@@ -43,51 +46,80 @@ class Case:
     dtype: torch.dtype = torch.float64
     dropout: float = 0.0
     tied: bool = False
+    attention_dropout: float = 0.0
+    kv_heads: int = 4
+    """Of Llama."""
+    vocabulary: int = 64
+    length: int = LENGTH
+    """Positions of a sample."""
     padded: bool = False
     """Samples of unequal length, with an attention mask."""
     execution: dict[str, Any] = field(default_factory=dict)
+    changing: bool = False
+    """Batches of another length in each step."""
+    schedule: str = "1f1b"
+    groups: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)
+    """Of a pipeline, in place of the mesh: name → devices, mesh."""
+    stages: tuple[tuple[str, dict[str, dict[str, str]]], ...] = ()
+    """Of a pipeline, in place of the rows: group, rows."""
+    recompute: dict[str, str] = field(default_factory=dict)
+    """Span → what its layers recompute, where that is not nothing."""
+    samples: int = SAMPLES
+    """Of a global batch."""
+    steps: int = STEPS
+    layers: int = 4
+    heads: int | None = None
+    """Of attention, where not the family's usual number here."""
+    hidden: int = 32
 
     @property
     def world_size(self) -> int:
         """Processes."""
-        return Group(devices=(0,), mesh=self.mesh).mesh_size
+        meshes = [mesh for _, mesh in self.groups.values()] or [self.mesh]
+        return sum(Group(devices=(0,), mesh=mesh).mesh_size for mesh in meshes)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave: a loss and a gradient norm for each step, the first step's gradients, the last parameters."""
+    """What a run gave: a loss and a gradient norm for each step, the first step's gradients, the last parameters; and
+    what moved in the second step.
+    """
 
     losses: list[float]
     norms: list[float]
     gradients: dict[str, Tensor]
     parameters: dict[str, Tensor]
+    moved: tuple[Counts, Messages] = field(default_factory=lambda: (Counter(), Counter()))
 
 
 def build(case: Case) -> nn.Module:
     """The untouched transformers model, initialised from one seed."""
     torch.manual_seed(SEED)
+    if case.family in BUILDERS:
+        return with_own_vectors(BUILDERS[case.family](case)).to(case.dtype).train()
     config: Any
     if case.family == "llama":
         config = LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
+            vocab_size=case.vocabulary,
+            hidden_size=case.hidden,
             intermediate_size=48,
-            num_hidden_layers=4,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            max_position_embeddings=LENGTH,
+            num_hidden_layers=case.layers,
+            num_attention_heads=case.heads or 8,
+            num_key_value_heads=case.kv_heads,
+            max_position_embeddings=case.length,
+            attention_dropout=case.attention_dropout,
             tie_word_embeddings=case.tied,
         )
         return LlamaForCausalLM(config).to(case.dtype).train()
     config = GPT2Config(
-        vocab_size=64,
-        n_embd=32,
-        n_layer=4,
-        n_head=4,
-        n_positions=LENGTH,
+        vocab_size=case.vocabulary,
+        n_embd=case.hidden,
+        n_layer=case.layers,
+        n_head=case.heads or 4,
+        n_positions=case.length,
         resid_pdrop=case.dropout,
         embd_pdrop=case.dropout,
-        attn_pdrop=0.0,
+        attn_pdrop=case.attention_dropout,
         tie_word_embeddings=case.tied,
         bos_token_id=0,
         eos_token_id=0,
@@ -96,47 +128,56 @@ def build(case: Case) -> nn.Module:
 
 
 def batches(case: Case) -> list[dict[str, Tensor]]:
-    """STEPS global batches; about a quarter of the tokens do not count, unevenly over the samples."""
+    """A global batch for each step; about a quarter of the tokens do not count, unevenly over the samples."""
     generator = torch.Generator().manual_seed(SEED)
     made = []
-    for _ in range(STEPS):
-        ids = torch.randint(0, 64, (SAMPLES, LENGTH), generator=generator)
-        chance = torch.linspace(0.0, 0.5, SAMPLES)[:, None]
-        dropped = torch.rand(SAMPLES, LENGTH, generator=generator) < chance
+    for _ in range(case.steps):
+        ids = torch.randint(0, case.vocabulary, (case.samples, case.length), generator=generator)
+        chance = torch.linspace(0.0, 0.5, case.samples)[:, None]
+        dropped = torch.rand(case.samples, case.length, generator=generator) < chance
         batch = {"input_ids": ids, "labels": ids.masked_fill(dropped, -100)}
         if case.padded:
-            real = torch.arange(LENGTH) < LENGTH - torch.arange(SAMPLES)[:, None]
+            real = torch.arange(case.length) < case.length - torch.arange(case.samples)[:, None]
             batch = {
                 "input_ids": ids,
                 "labels": batch["labels"].masked_fill(~real, -100),
                 "attention_mask": real.long(),
             }
-        made.append(batch)
+        short = 2 * len(made) % 5 if case.changing else 0  # 0, 2, 4
+        made.append({name: tensor[:, : case.length - short] for name, tensor in batch.items()})
     return made
 
 
-def plan_of(case: Case, module: nn.Module) -> Plan:
+def plan_of(case: Case, module: nn.Module | None = None) -> Plan:
     """The case as a plan for `cpu:N`."""
-    rows = [{"span": span, "roles": roles} for span, roles in case.rows.items()]
+    stages = case.stages or (("all", case.rows),)
+    groups = case.groups or {"all": (f"0-{case.world_size - 1}", case.mesh)}
     return Plan.from_data(
         {
             "meshwright_plan": 1,
             "model": ModelRef(name=case.family).as_data(),
             "cluster": {"name": f"cpu:{case.world_size}"},
-            "recipe": {"global_batch": SAMPLES, "sequence": LENGTH},
+            "recipe": {"global_batch": case.samples, "sequence": case.length},
             "micro_batches": case.micro_batches,
-            "groups": {"all": {"devices": f"0-{case.world_size - 1}", "mesh": case.mesh}},
-            "stages": [{"on": "all", "layers": rows}],
+            "schedule": case.schedule,
+            "groups": {name: {"devices": devices, "mesh": mesh} for name, (devices, mesh) in groups.items()},
+            "stages": [{"on": group, "layers": _rows(case, rows)} for group, rows in stages],
             "execution": case.execution,
         }
     )
+
+
+def _rows(case: Case, rows: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
+    return [
+        {"span": span, "roles": roles, "recompute": case.recompute.get(span, "none")} for span, roles in rows.items()
+    ]
 
 
 def recipe_of(case: Case) -> Any:
     """The recipe: one dtype throughout."""
     name = {torch.float64: "fp64", torch.float32: "fp32"}[case.dtype]
     precision = {"compute": name, "reduce": name, "master": None}
-    return mw.recipe(global_batch=SAMPLES, sequence=LENGTH, precision=precision, seed=SEED)
+    return mw.recipe(global_batch=case.samples, sequence=case.length, precision=precision, seed=SEED)
 
 
 def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
@@ -163,6 +204,27 @@ class SplitProducts(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+SITES = {"llama": "model.layers.{}.self_attn.attn_dropout", "gpt2": "transformer.h.{}.attn.attn_dropout"}
+
+
+class DropsAttention(TorchFunctionMode):
+    """Lets the dropout of transformers' own eager attention [samples, heads, queries, keys] draw from a counter."""
+
+    def __init__(self, site: str, layers: int, counter: randomness.Counter) -> None:
+        super().__init__()
+        self.site, self.layers, self.counter, self.calls = site, layers, counter, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Layer after layer, as the model calls them."""
+        if func is functional.dropout and args[0].dim() == 4:
+            key, probability = self.counter.key(self.site.format(self.calls % self.layers)), (kwargs or {})["p"]
+            self.calls += 1
+            first, device = self.counter.first_sample, args[0].device
+            kept = randomness.keep_mask(args[0].shape, probability, key=key, first_sample=first, device=device)
+            return args[0] * kept / (1 - probability)
+        return func(*args, **(kwargs or {}))
+
+
 def one_process(case: Case, *, backwards: bool = False, pieces: int = 1) -> Outcome:
     """The reference. `backwards` (samples in the opposite order) and `pieces` change nothing but orders of
     summation.
@@ -173,10 +235,21 @@ def one_process(case: Case, *, backwards: bool = False, pieces: int = 1) -> Outc
 
 def _one_process(case: Case, backwards: bool) -> Outcome:
     module = build(case)
-    counter = Counter(SEED)
+    counter = randomness.Counter(SEED)
+    if case.attention_dropout:
+        module.set_attn_implementation("eager")  # type: ignore[operator]
+        with DropsAttention(SITES[case.family], case.layers, counter):
+            return _trained(module, case, backwards, counter)
+    return _trained(module, case, backwards, counter)
+
+
+def _trained(module: nn.Module, case: Case, backwards: bool, counter: randomness.Counter) -> Outcome:
+    calls, samples = CALLS_DROPOUT.get(case.family), case.samples // case.micro_batches
     for name, inner in module.named_modules():
-        if isinstance(inner, nn.Dropout):
-            install_dropout(inner, name, counter, lambda: 0)
+        if isinstance(inner, nn.Dropout) and calls is None:
+            randomness.install_dropout(inner, name, counter, lambda: 0)
+    for path in [calls.format(number) for number in range(case.layers)] if calls else ():
+        randomness.draw_calls(module.get_submodule(path), path, counter, lambda: (0, samples))
     optimizer = optimizer_of(list(module.parameters()))
     losses, norms, gradients = [], [], {}
     for step, batch in enumerate(batches(case)):
@@ -190,10 +263,12 @@ def _one_process(case: Case, backwards: bool) -> Outcome:
     return Outcome(losses, norms, gradients, {name: p.detach().clone() for name, p in module.named_parameters()})
 
 
-def _plain_step(module: nn.Module, batch: dict[str, Tensor], case: Case, counter: Counter, backwards: bool) -> float:
+def _plain_step(
+    module: nn.Module, batch: dict[str, Tensor], case: Case, counter: randomness.Counter, backwards: bool
+) -> float:
     labels = functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)
-    size, total = SAMPLES // case.micro_batches, 0.0
-    for first in range(0, SAMPLES, size):
+    size, total = case.samples // case.micro_batches, 0.0
+    for first in range(0, case.samples, size):
         counter.first_sample = first
         taken = slice(first, first + size)
         inputs = {name: tensor[taken] for name, tensor in batch.items() if name != "labels"}
@@ -201,7 +276,10 @@ def _plain_step(module: nn.Module, batch: dict[str, Tensor], case: Case, counter
         if backwards:
             inputs, targets = {name: tensor.flip(0) for name, tensor in inputs.items()}, targets.flip(0)
         with kept(case.dtype):
-            logits = module(**inputs, use_cache=False).logits
+            if hasattr(module, "config"):
+                logits = module(**inputs, use_cache=False).logits
+            else:
+                logits = module(inputs["input_ids"])
             loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
             loss = loss / (labels != -100).sum()
             loss.backward()
@@ -209,34 +287,45 @@ def _plain_step(module: nn.Module, batch: dict[str, Tensor], case: Case, counter
     return total
 
 
-def many_processes(case: Case, fault: Fault = nullcontext) -> Outcome:
-    """Runs on every rank: the same steps under the case's plan; the whole tensors, gathered."""
+def many_processes(case: Case, fault: Fault = nullcontext, model: Any = None) -> Outcome:
+    """Runs on every rank: the same steps under the case's plan; the whole tensors, gathered. `model` is the description
+    of a module that has no configuration.
+    """
     with fault():
         module = build(case)
-        parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+        parallel = mw.parallelize(module, plan_of(case, module), model=model, recipe=recipe_of(case))
         optimizer = optimizer_of(parallel.parameter_groups())
         losses, norms, gradients = [], [], {}
+        counting = CountMessages()
         for step, batch in enumerate(batches(case)):
-            losses.append(float(parallel.forward_backward(batch)))
-            if step == 0:
-                gradients = {name: parallel.full_gradient(name) for name in parallel.layouts}
-            norms.append(float(parallel.clip_grad_norm_(CLIP)))
+            with counting if step == case.steps - 2 > 0 and case.stages and fault is nullcontext else nullcontext():
+                losses.append(float(parallel.forward_backward(batch)))
+                if step == 0:
+                    gradients = {name: parallel.full_gradient(name) for name in parallel.names}
+                norms.append(float(parallel.clip_grad_norm_(CLIP)))
             optimizer.step()
             optimizer.zero_grad()
-        parameters = {name: parallel.full_parameter(name) for name in parallel.layouts}
-    return Outcome(losses, norms, gradients, parameters)
+        parameters = {name: parallel.full_parameter(name) for name in parallel.names}
+    return Outcome(losses, norms, gradients, parameters, (counting.counts, counting.messages))
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
-    """The largest difference as a share of the wanted tensor's largest value."""
-    largest = float(wanted.abs().max())
+NOTHING = 1e-6
+"""Of the largest value of all tensors: what a tensor must reach to be more than rounding. A key's bias has no gradient,
+since a softmax takes no notice of what all its scores have in common.
+"""
+
+
+def relative(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:
+    """The largest difference as a share of the wanted tensor's largest value, which counts as `least` at least."""
+    largest = max(float(wanted.abs().max()), least)
     return float((found.double() - wanted.double()).abs().max()) / (largest or 1.0)
 
 
 def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str]:
     """The tensor that differs most, and by how much."""
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
-    return max((relative(found[name], wanted[name]), name) for name in wanted)
+    least = NOTHING * max(float(tensor.abs().max()) for tensor in wanted.values())
+    return max((relative(found[name], wanted[name], least), name) for name in wanted)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.plan.rules_runtime import PROVEN, PROVEN_SPLITS, PROVEN_STATES
+from meshwright.plan.rules_families import FAMILIES
+from meshwright.plan.rules_runtime import PROVEN_SPLITS, PROVEN_STATES
 from meshwright.plan.spec import parse_role
 from meshwright.train.launch import WorkerPool
 from tests.parity.cases import every
@@ -17,7 +18,9 @@ def test_what_the_rules_call_proven_is_what_is_proven_here() -> None:
     roles = {parse_role(role) for case in CASES.values() for row in case.rows.values() for role in row.values()}
     assert {role.split for role in roles} == set(PROVEN_SPLITS)
     assert {role.state for role in roles} == {None, *PROVEN_STATES}
-    assert {case.family for case in CASES.values()} == set(PROVEN["model.family"])
+    assert {case.family for case in CASES.values()} == {
+        name for name, proof in FAMILIES.items() if set(proof.splits) == set(PROVEN_SPLITS)
+    }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

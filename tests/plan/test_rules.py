@@ -9,6 +9,7 @@ from meshwright.plan.rules import RULES, Inputs, check_plan
 from meshwright.plan.shorthand import uniform_plan
 from meshwright.recipe.spec import Recipe
 from tests.plan import (
+    test_rules_families,
     test_rules_groups,
     test_rules_inputs,
     test_rules_layers,
@@ -16,10 +17,12 @@ from tests.plan import (
     test_rules_runtime,
     test_rules_schedule,
     test_rules_sizes,
+    test_rules_targets,
 )
 from tests.plan.rule_cases import PIPELINE, ROLES, edited, inputs_of
 
 TABLES = (
+    test_rules_families,
     test_rules_groups,
     test_rules_inputs,
     test_rules_layers,
@@ -27,6 +30,7 @@ TABLES = (
     test_rules_runtime,
     test_rules_schedule,
     test_rules_sizes,
+    test_rules_targets,
 )
 
 

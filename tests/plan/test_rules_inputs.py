@@ -145,6 +145,14 @@ CASES = [
         {"recipe/precision/matmul": DELETE},
     ),
     Case(
+        "scaling-has-an-effect",
+        {"recipe/precision": {"scaling": "rows"}},
+        "recipe.precision.scaling",
+        "scales of rows have no effect: products are in bf16, which is not scaled",
+        "remove it, or write 'matmul: fp8'",
+        {"recipe/precision": {"matmul": "fp8", "scaling": "rows"}},
+    ),
+    Case(
         "frozen-is-known",
         {"recipe/trainable": {"frozen": ["decodr.0-3"]}},
         "recipe.trainable.frozen.0",

@@ -150,6 +150,14 @@ CASES = [
         {"plan/stages/0/layers/0/recompute": "none"},
     ),
     Case(
+        "repeat-finds-something",
+        {"plan/stages/0/layers/1/recompute": {"repeat": ["norm", "up-projection"]}},
+        "stages.0.layers.1 (decoder.0-1)",
+        "to repeat 'up-projection' has no effect: decoder.0-1 has none",
+        "remove it",
+        {"plan/stages/0/layers/1/recompute": {"repeat": ["norm"]}},
+    ),
+    Case(
         "offload-moves-something",
         {
             "recipe/optimizer": {"name": "sgd"},

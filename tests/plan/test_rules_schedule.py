@@ -106,6 +106,18 @@ CASES = [
     ),
     Case(
         "overlap-has-an-effect",
+        {
+            "plan/execution": {"overlap": ["gathers", "weights"]},
+            "plan/groups/a": {"devices": "0-1", "mesh": {"dp": 2, "tp": 1}},
+            "plan/groups/b": {"devices": "4-5", "mesh": {"dp": 2, "tp": 1}},
+        },
+        "execution.overlap",
+        "overlap of 'weights' has no effect: no row has tp",
+        "remove it",
+        {"plan/execution/overlap": ["gathers"]},
+    ),
+    Case(
+        "overlap-has-an-effect",
         {"plan/execution": {"overlap": ["gathers", "experts"]}},
         "execution.overlap",
         "overlap of 'experts' has no effect: no row has ep",

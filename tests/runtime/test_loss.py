@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.runtime.loss import IGNORED, count_tokens, next_token_labels, next_token_loss
+from meshwright.runtime.loss import IGNORED, count_tokens, next_token_labels, token_loss
 from meshwright.runtime.mesh import Peers
 from meshwright.train.launch import WorkerPool
 
@@ -25,7 +25,7 @@ def _split_loss(dtype: torch.dtype) -> tuple[float, Tensor]:
     world = dist.group.WORLD
     assert world is not None
     part = logits.chunk(size, -1)[rank].clone().requires_grad_()
-    loss = next_token_loss(part, labels, Peers(tuple(range(size)), rank, world))
+    loss = token_loss(part, next_token_labels(labels), Peers(tuple(range(size)), rank, world))
     loss.backward()
     assert part.grad is not None
     return float(loss), part.grad

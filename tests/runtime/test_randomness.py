@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from meshwright.runtime.randomness import Counter, install_dropout, keep_mask, random_words
+from meshwright.runtime.randomness import Counter, install_dropout, keep_mask, kept_at, places_of, random_words
 
 CPU = torch.device("cpu")
 
@@ -17,6 +17,13 @@ def _mask(samples: int, first: int, key: int = 7, probability: float = 0.3) -> t
 @given(first=st.integers(0, 10), count=st.integers(1, 5))
 def test_a_rank_draws_the_part_of_the_mask_that_it_holds(first: int, count: int) -> None:
     assert torch.equal(_mask(count, first), _mask(16, 0)[first : first + count])
+
+
+@given(position=st.integers(0, 5), count=st.integers(1, 3))
+def test_a_rank_draws_the_part_of_its_positions(position: int, count: int) -> None:
+    some = torch.arange(position, min(6, position + count)).flip(0)
+    places = places_of([(torch.arange(2, 5), 0), (some, 6), (torch.arange(5), 5)])
+    assert torch.equal(kept_at(places, 0.3, 7), _mask(3, 2)[:, some])
 
 
 def test_the_share_that_stays_is_one_less_the_probability() -> None:

@@ -41,3 +41,13 @@ def test_each_fused_segment_is_cut_by_itself() -> None:
 def test_a_size_that_does_not_divide_is_named() -> None:
     with pytest.raises(PlanError, match=r"c_attn\.weight: 10 does not divide by tp 4"):
         Cut(0, _peers(4, 0)).take(torch.zeros(10, 2), "c_attn.weight")
+
+
+@given(ways=st.sampled_from([2, 4, 6]), copies=st.sampled_from([1, 2]), rows=st.integers(1, 20))
+def test_copies_and_filler_leave_the_whole_as_it_was(ways: int, copies: int, rows: int) -> None:
+    whole = torch.arange(1.0, rows + 1)
+    cuts = [Cut(0, _peers(ways, place), copies=copies, padded=rows) for place in range(ways)]
+    slices = [cut.take(whole, "weight") for cut in cuts]
+    assert len({piece.shape for piece in slices}) == 1
+    assert all(torch.equal(slices[place], slices[place // copies * copies]) for place in range(ways))
+    assert torch.equal(cuts[0].assemble(slices), whole)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from meshwright.model.spans import format_spans
 from meshwright.plan.numbers import show_mesh
 from meshwright.plan.ranks import format_ranks
-from meshwright.plan.spec import Execution, Group, Offload, Placed, Plan, Recompute, Row, Save
+from meshwright.plan.spec import Execution, Group, Offload, Placed, Plan, Recompute, Repeat, Row, Save
 
 _ABSENT = "absent"
 _AS_ITS_LAYER = "as its layer"
@@ -142,6 +142,8 @@ def _axes(group: Group, other: Group | None) -> dict[str, str]:
 
 
 def _recompute(recompute: Recompute) -> str:
+    if isinstance(recompute, Repeat):
+        return ", ".join(sorted(set(recompute.repeat)))
     return f"all but {', '.join(sorted(set(recompute.save)))}" if isinstance(recompute, Save) else recompute
 
 

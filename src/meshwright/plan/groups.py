@@ -242,9 +242,16 @@ def local_batch(samples: int, group: Group, row: Row, rank: int) -> tuple[int, i
 
     Raises ValueError where they do not divide.
     """
-    axes = row.axes("dp")
+    return local_run(samples, group, row.axes("dp"), rank, "samples")
+
+
+def local_run(count: int, group: Group, axes: Sequence[str], rank: int, what: str = "positions") -> tuple[int, int]:
+    """(first, number) of `count` samples or positions that a rank holds where some axes divide them, in mesh order.
+
+    Raises ValueError where they do not divide.
+    """
     ways = math.prod(group.mesh[axis] for axis in axes)
-    if samples % ways:
-        raise ValueError(f"{samples} samples do not divide over {ways} ranks")
-    share = samples // ways
+    if count % ways:
+        raise ValueError(f"{count} {what} do not divide over {ways} ranks")
+    share = count // ways
     return position(group, rank, axes) * share, share

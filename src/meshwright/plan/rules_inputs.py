@@ -132,6 +132,12 @@ def _matmul_that_no_device_has(inputs: Inputs) -> Iterator[Finding]:
             yield found("recipe.precision.matmul", dtype=wanted, device=device, known=known, fix=fix)
 
 
+def _scaling_in_vain(inputs: Inputs) -> Iterator[Finding]:
+    precision = inputs.recipe.precision
+    if precision.matmul is None and precision.scaling != "tensors":
+        yield found("recipe.precision.scaling", scaling=precision.scaling, compute=precision.compute)
+
+
 def _frozen_that_is_not_there(inputs: Inputs) -> Iterator[Finding]:
     spans = [stack.span for stack in inputs.model.stacks]
     for number, frozen in enumerate(inputs.recipe.trainable.frozen):
@@ -268,6 +274,14 @@ INPUT_RULES: tuple[Rule, ...] = (
         _matmul_that_no_device_has,
         "device '{device}' does not multiply in {dtype}; it has {known}",
         "{fix}",
+    ),
+    Rule(
+        "scaling-has-an-effect",
+        "meaning",
+        _scaling_in_vain,
+        "scales of {scaling} have no effect: products are in {compute}, which is not scaled",
+        "remove it, or write 'matmul: fp8'",
+        "warning",
     ),
     Rule(
         "frozen-is-known",

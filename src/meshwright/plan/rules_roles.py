@@ -1,15 +1,26 @@
 """Rules about roles: every axis has exactly one, states lie on equal parameters, and nothing is asked in vain."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from meshwright.errors import nearest
-from meshwright.model.operators import Attention, Convolution, Embedding, Experts, Linear, Operator, Pool, Scan
+from meshwright.model.operators import (
+    Activation,
+    Attention,
+    Convolution,
+    Embedding,
+    Experts,
+    Linear,
+    Norm,
+    Operator,
+    Pool,
+    Scan,
+)
 from meshwright.model.tensors import has_matrices
 from meshwright.plan.numbers import divides, listed, nearest_number, show_mesh
 from meshwright.plan.rule import Finding, Inputs, Rule, found
 from meshwright.plan.sites import Site
-from meshwright.plan.spec import STATEFUL, Offload, Role, Save
+from meshwright.plan.spec import STATEFUL, Offload, Repeat, Role, Save
 
 
 def _unknown_axis(inputs: Inputs) -> Iterator[Finding]:
@@ -120,6 +131,22 @@ def _attention_asked_in_vain(inputs: Inputs) -> Iterator[Finding]:
         asked = site.row.recompute
         if asked == "selective" and site.held and not any(held.attentions for held in site.held):
             yield found(site.where, span=site.row.span)
+
+
+_REPEATABLE: dict[str, Callable[[Operator], bool]] = {
+    "norm": lambda operator: isinstance(operator, Norm),
+    "activation": lambda operator: isinstance(operator, Activation | Experts),
+    "up-projection": lambda operator: isinstance(operator, Attention) and operator.value_dim is not None,
+}
+"""By the word of `recompute: {repeat: …}`: what a layer needs for it to do anything."""
+
+
+def _repeated_in_vain(inputs: Inputs) -> Iterator[Finding]:
+    for site in inputs.sites:
+        for word in site.row.recompute.repeat if isinstance(site.row.recompute, Repeat) else ():
+            operators = [operator for held in site.held for operator in held.operators]
+            if operators and not any(map(_REPEATABLE[word], operators)):
+                yield found(site.where, word=word, span=site.row.span)
 
 
 def _offload_in_vain(inputs: Inputs) -> Iterator[Finding]:
@@ -241,6 +268,14 @@ ROLE_RULES: tuple[Rule, ...] = (
         _attention_asked_in_vain,
         "recompute 'selective' has no effect: it is the core attention's, and {span} has none",
         "write 'recompute: none'",
+        "warning",
+    ),
+    Rule(
+        "repeat-finds-something",
+        "meaning",
+        _repeated_in_vain,
+        "to repeat '{word}' has no effect: {span} has none",
+        "remove it",
         "warning",
     ),
     Rule(

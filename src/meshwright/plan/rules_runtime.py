@@ -2,23 +2,24 @@
 
 from collections.abc import Iterator
 from operator import attrgetter
+from typing import get_args
 
-from meshwright.plan.numbers import divides, nearest_number, show_mesh
+from meshwright.plan.numbers import show_mesh
+from meshwright.plan.ranks import format_ranks
 from meshwright.plan.rule import Finding, Inputs, Rule, found
-from meshwright.plan.rules_sizes import vocabularies
-from meshwright.plan.spec import Offload
+from meshwright.plan.rules_families import FAMILIES, FAMILY_RULES
+from meshwright.plan.sites import Site
+from meshwright.plan.spec import STATES, Offload, Save
+from meshwright.plan.words import Schedule
 
-PROVEN_SPLITS = ("dp", "tp")
-PROVEN_STATES = ("zero3",)
+PROVEN_SPLITS = FAMILIES["llama"].splits
+PROVEN_STATES = STATES
 """Besides none."""
-_NEAREST_SPLIT = {"tp+sp": "tp"}
-"""Splits that are not proven → the nearest that is, where that is not dp."""
-
-_FAMILIES = ("llama", "gpt2")
+_HALVES = ("zb-h1", "zbv", "dualpipev")
+"""Schedules that cut backwards in halves."""
 
 PROVEN: dict[str, tuple[object, ...]] = {
-    "plan.schedule": ("1f1b",),
-    "model.family": _FAMILIES,
+    "plan.schedule": get_args(Schedule),
     "recipe.precision.compute": ("fp32", "fp64"),
     "recipe.precision.matmul": (None,),
     "recipe.optimizer.name": ("adamw", "sgd"),
@@ -46,8 +47,6 @@ def _setting(name: str, field: str, fix: str = "") -> Rule:
 
 
 SETTINGS: tuple[Rule, ...] = (
-    _setting("runtime-schedule", "plan.schedule"),
-    _setting("runtime-family", "model.family", fix=f"take a model of the family {' or '.join(_FAMILIES)}"),
     _setting("runtime-compute", "recipe.precision.compute"),
     _setting("runtime-matmul", "recipe.precision.matmul", fix="remove it"),
     _setting("runtime-optimizer", "recipe.optimizer.name"),
@@ -82,31 +81,29 @@ def _not_all_learns(inputs: Inputs) -> Iterator[Finding]:
             yield found(f"recipe.trainable.{name}", name=name)
 
 
-def _pipeline(inputs: Inputs) -> Iterator[Finding]:
-    stages, groups = len(inputs.plan.stages), len(inputs.plan.groups)
-    if stages > 1 or groups > 1:
-        yield found("stages", stages=stages, groups=groups)
-
-
 def _other_ranks(inputs: Inputs) -> Iterator[Finding]:
-    if len(inputs.plan.groups) > 1:
-        return
-    for name, group in inputs.plan.groups.items():
-        if group.devices != tuple(range(group.size)):
-            yield found(f"groups.{name}.devices", wanted=f"0-{group.size - 1}" if group.size > 1 else "0")
+    used = sorted({device for group in inputs.plan.groups.values() for device in group.devices})
+    if used != list(range(len(used))):
+        yield found("groups", used=format_ranks(used), wanted=format_ranks(range(len(used))))
+
+
+def _sharded_halves(inputs: Inputs) -> Iterator[Finding]:
+    for site in inputs.sites if inputs.plan.schedule in _HALVES else ():
+        if site.row.state is not None:
+            yield found(site.where, schedule=inputs.plan.schedule)
+
+
+def _recomputed_halves(inputs: Inputs) -> Iterator[Finding]:
+    for site in inputs.sites if inputs.plan.schedule in _HALVES else ():
+        if site.row.recompute == "full":
+            yield found(site.where, schedule=inputs.plan.schedule)
 
 
 def _unproven_split(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites:
         for split in dict.fromkeys(role.split for role in site.row.roles.values()):
             if split not in PROVEN_SPLITS:
-                yield found(site.where, split=split, nearest=_NEAREST_SPLIT.get(split, "dp"))
-
-
-def _unproven_state(inputs: Inputs) -> Iterator[Finding]:
-    for site in inputs.sites:
-        if site.row.state not in (None, *PROVEN_STATES):
-            yield found(site.where, state=site.row.state)
+                yield found(site.where, split=split)
 
 
 def _part_rows(inputs: Inputs) -> Iterator[Finding]:
@@ -117,7 +114,19 @@ def _part_rows(inputs: Inputs) -> Iterator[Finding]:
 
 def _recompute(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites:
-        if site.row.recompute != "none":
+        if isinstance(site.row.recompute, Save):
+            yield found(site.where)
+
+
+def _several_modules(inputs: Inputs) -> Iterator[Finding]:
+    for site in inputs.sites:
+        if site.row.recompute == "full" and any(len(held.stack.modules) > 1 for held in site.held):
+            yield found(site.where, span=site.row.span)
+
+
+def _core_of_eager(inputs: Inputs) -> Iterator[Finding]:
+    for site in inputs.sites if inputs.plan.execution.kernels == "hf-eager" else ():
+        if site.row.recompute == "selective":
             yield found(site.where)
 
 
@@ -127,33 +136,37 @@ def _offload(inputs: Inputs) -> Iterator[Finding]:
             yield found(site.where)
 
 
-def _kv_copies(inputs: Inputs) -> Iterator[Finding]:
-    for site in inputs.sites:
-        ways = site.ways("tp")
-        for heads in {attention.kv_heads for held in site.held for attention in held.attentions}:
-            if heads % ways:
-                yield found(site.where, heads=heads, ways=ways, nearest=nearest_number(ways, divides(heads)))
-
-
-def _uneven_vocabulary(inputs: Inputs) -> Iterator[Finding]:
-    for site in inputs.sites:
-        ways = site.ways("tp")
-        for rows in {size for held in site.held for size in vocabularies(held)}:
-            if rows % ways:
-                yield found(site.where, rows=rows, ways=ways, nearest=nearest_number(ways, divides(rows)))
-
-
 def _attention_dropout(inputs: Inputs) -> Iterator[Finding]:
-    if inputs.model.attention_dropout and inputs.plan.world_size > 1:
+    if inputs.model.attention_dropout:
         yield found("model", model=inputs.model.name, probability=inputs.model.attention_dropout)
+
+
+def _ring_asked_in_vain(inputs: Inputs) -> Iterator[Finding]:
+    for site in inputs.sites:
+        if site.row.recompute == "selective" and site.ways("cp") > 1:
+            yield found(site.where)
 
 
 def _unlike_ties(inputs: Inputs) -> Iterator[Finding]:
     sites = {name: site for site in inputs.sites if site.row.part is None for name in site.names}
     for owner, copies in inputs.model.tied_layers:
         for copy in copies:
-            if owner in sites and copy in sites and sites[owner].row.roles != sites[copy].row.roles:
-                yield found(sites[copy].where, owner=owner, copy=copy, roles=show_mesh(sites[owner].row.roles))
+            if owner in sites and copy in sites and not _tied_alike(sites[owner], sites[copy]):
+                roles, mesh = show_mesh(sites[owner].row.roles), show_mesh(sites[owner].group.mesh)
+                yield found(sites[copy].where, owner=owner, copy=copy, roles=roles, mesh=mesh)
+
+
+def _tied_alike(owner: Site, copy: Site) -> bool:
+    """Whether each rank of one holds the same slice as a rank of the other."""
+    return owner.row.roles == copy.row.roles and list(owner.group.mesh.items()) == list(copy.group.mesh.items())
+
+
+def _ties_gathered_twice(inputs: Inputs) -> Iterator[Finding]:
+    sites = {name: site for site in inputs.sites if site.row.part is None for name in site.names}
+    for owner, copies in inputs.model.tied_layers:
+        for one, other in ((sites[owner], sites[copy]) for copy in copies if owner in sites and copy in sites):
+            if one.on == other.on and one.stage != other.stage and one.row.state:
+                yield found(other.where, owner=owner, stage=one.stage, state=one.row.state)
 
 
 def _kernels_of_another(inputs: Inputs) -> Iterator[Finding]:
@@ -162,13 +175,26 @@ def _kernels_of_another(inputs: Inputs) -> Iterator[Finding]:
         yield found("execution.kernels", kernels=kernels)
 
 
+_NOT_BESIDE = {
+    "tensor": "moves each exchange in one piece",
+    "weights": "waits for each exchange before the next product",
+}
+"""Overlaps of a plan that the runtime has not → what it does."""
+
+
 def _tensor_overlap(inputs: Inputs) -> Iterator[Finding]:
-    if "tensor" in inputs.plan.execution.overlap:
-        yield found("execution.overlap", left=_listed(inputs.plan.execution.overlap))
+    for what, why in _NOT_BESIDE.items():
+        if what in inputs.plan.execution.overlap:
+            yield found("execution.overlap", what=what, why=why, left=_listed(inputs.plan.execution.overlap))
 
 
 def _listed(overlap: tuple[str, ...]) -> str:
-    return f"[{', '.join(each for each in overlap if each != 'tensor')}]"
+    return f"[{', '.join(each for each in overlap if each not in _NOT_BESIDE)}]"
+
+
+def _own_launches(inputs: Inputs) -> Iterator[Finding]:
+    if inputs.plan.execution.blocking:
+        yield found("execution.blocking")
 
 
 def _no_prefetch(inputs: Inputs) -> Iterator[Finding]:
@@ -176,34 +202,40 @@ def _no_prefetch(inputs: Inputs) -> Iterator[Finding]:
         yield found("execution.prefetch")
 
 
+def _own_allocator(inputs: Inputs) -> Iterator[Finding]:
+    if inputs.plan.execution.expandable_segments:
+        yield found("execution.expandable_segments")
+
+
 RUNTIME_RULES: tuple[Rule, ...] = (
-    Rule(
-        "runtime-one-stage",
-        "runtime",
-        _pipeline,
-        "the runtime runs one stage on one group, and the plan has {stages} on {groups}: pipelines are not proven yet",
-        "put all layers into one stage",
-    ),
     Rule(
         "runtime-ranks",
         "runtime",
         _other_ranks,
-        "the runtime runs on all ranks in their order",
-        "write 'devices: {wanted}'",
+        "the runtime's processes are numbered without gaps, and the groups have devices {used}",
+        "use devices {wanted}",
+    ),
+    Rule(
+        "runtime-halves",
+        "runtime",
+        _sharded_halves,
+        "'{schedule}' cuts backwards in halves, and FSDP2 lets go of parameters and reduces gradients after the first",
+        "write 'dp'",
+    ),
+    Rule(
+        "runtime-halves-recompute",
+        "runtime",
+        _recomputed_halves,
+        "'{schedule}' cuts backwards in halves, and torch recomputes a layer for the first and again for each of its "
+        "weights",
+        "write 'recompute: selective', or none",
     ),
     Rule(
         "runtime-split",
         "runtime",
         _unproven_split,
         "the runtime does not run '{split}' yet",
-        "write '{nearest}'",
-    ),
-    Rule(
-        "runtime-state",
-        "runtime",
-        _unproven_state,
-        "the runtime does not run '{state}' yet",
-        f"write '{' or '.join(PROVEN_STATES)}', or none",
+        "write 'dp'",
     ),
     Rule(
         "runtime-part",
@@ -216,8 +248,22 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         "runtime-recompute",
         "runtime",
         _recompute,
-        "the runtime does not recompute yet",
+        "the runtime does not recompute all but what some operators put out yet",
+        "write 'recompute: full'",
+    ),
+    Rule(
+        "runtime-recompute-modules",
+        "runtime",
+        _several_modules,
+        "'{span}' is several modules, and the runtime recomputes layers that are one",
         "write 'recompute: none'",
+    ),
+    Rule(
+        "runtime-recompute-core",
+        "runtime",
+        _core_of_eager,
+        "the runtime recomputes a core attention that is one function, and that of 'hf-eager' is several",
+        "write 'recompute: full', or build the model with attn_implementation='sdpa' and write 'kernels: hf-sdpa'",
     ),
     Rule(
         "runtime-offload",
@@ -227,33 +273,37 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         "remove 'offload'",
     ),
     Rule(
-        "runtime-kv-heads",
-        "runtime",
-        _kv_copies,
-        "{heads} KV heads do not divide over tp {ways}, and the runtime does not copy them yet",
-        "use tp {nearest}",
-    ),
-    Rule(
-        "runtime-vocabulary",
-        "runtime",
-        _uneven_vocabulary,
-        "a vocabulary of {rows} does not divide over tp {ways}, and the runtime does not pad it yet",
-        "use tp {nearest}",
-    ),
-    Rule(
         "runtime-attention-dropout",
         "runtime",
         _attention_dropout,
-        "model '{model}' drops attention ({probability:g}), and the runtime cannot draw that alike under all plans yet",
-        "give the model an attention dropout of 0, or plan for one device",
+        "model '{model}' drops attention ({probability:g}), and the runtime draws that from its counter in an "
+        "attention of plain products, which takes longer and more memory than torch's",
+        "give the model an attention dropout of 0",
+        "warning",
+    ),
+    Rule(
+        "runtime-ring-recompute",
+        "runtime",
+        _ring_asked_in_vain,
+        "recompute 'selective' has no effect on a ring, which keeps no attention weights",
+        "write 'recompute: none'",
     ),
     Rule(
         "runtime-ties",
         "runtime",
         _unlike_ties,
         "'{copy}' shares a parameter with '{owner}', and the runtime keeps it in one sharding",
-        "write {roles} for both",
+        "write {roles} on a mesh {mesh} for both",
     ),
+    Rule(
+        "runtime-ties-of-stages",
+        "runtime",
+        _ties_gathered_twice,
+        "a parameter is shared with '{owner}' in stage {stage} on the same devices, and FSDP2 cannot gather it for "
+        "each stage by itself",
+        "remove '{state}' from both",
+    ),
+    *FAMILY_RULES,
     *SETTINGS,
     Rule(
         "runtime-kernels",
@@ -272,10 +322,26 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         "warning",
     ),
     Rule(
+        "runtime-segments",
+        "runtime",
+        _own_allocator,
+        "expandable_segments have no effect in the runtime, which leaves the allocator as it is started",
+        "write 'expandable_segments: false', and the estimate is of what runs",
+        "warning",
+    ),
+    Rule(
+        "runtime-blocking",
+        "runtime",
+        _own_launches,
+        "blocking has no effect in the runtime, which launches kernels as its environment says",
+        "write 'blocking: false', and the estimate is of what runs",
+        "warning",
+    ),
+    Rule(
         "runtime-overlap",
         "runtime",
         _tensor_overlap,
-        "overlap of 'tensor' has no effect in the runtime, which moves each exchange in one piece",
+        "overlap of '{what}' has no effect in the runtime, which {why}",
         "write 'overlap: {left}', and the estimate is of what runs",
         "warning",
     ),

@@ -108,8 +108,9 @@ def _prefetch_in_vain(inputs: Inputs) -> Iterator[Finding]:
 
 def _overlap_in_vain(inputs: Inputs) -> Iterator[Finding]:
     plan, overlap = inputs.plan, inputs.plan.execution.overlap
-    if "tensor" in overlap and not any(site.ways("tp", "tp+sp") > 1 for site in inputs.sites):
-        yield found("execution.overlap", what="tensor", why="no row has tp")
+    for what in ("tensor", "weights"):
+        if what in overlap and not any(site.ways("tp", "tp+sp") > 1 for site in inputs.sites):
+            yield found("execution.overlap", what=what, why="no row has tp")
     if "experts" in overlap and not _expert_sites(inputs):
         yield found("execution.overlap", what="experts", why="no row has ep")
     elif "experts" in overlap and not makes_pairs(plan.schedule, len(plan.stages)):

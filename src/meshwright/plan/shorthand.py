@@ -34,6 +34,7 @@ from meshwright.plan.spec import (
     Plan,
     RecipeRef,
     Recompute,
+    Repeat,
     Role,
     Row,
     Save,
@@ -164,7 +165,7 @@ def _sequence(sp: bool, tp: int) -> bool:
 
 def _known(recompute: Recompute) -> Recompute:
     words = ("none", "full", "selective")
-    if not isinstance(recompute, Save) and recompute not in words:
+    if not isinstance(recompute, Save | Repeat) and recompute not in words:
         raise PlanError(f"'{recompute}' is no recompute; {did_you_mean(recompute, words)}")
     return recompute
 

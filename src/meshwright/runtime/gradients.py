@@ -20,12 +20,25 @@ def sum_replicas(module: nn.Module, layouts: Mapping[str, Layout], bucket_mib: f
                 gradient.copy_(summed.view_as(gradient))
 
 
+def sum_tied(module: nn.Module, layouts: Mapping[str, Layout]) -> None:
+    """All-reduce the gradients of a tied parameter's copies on several stages. After `sum_replicas`."""
+    tied = [(layout.name, name, layout.tied) for name, layout in layouts.items() if layout.tied is not None]
+    for _, name, peers in sorted(tied, key=lambda each: each[0]):  # by a name that all stages know it by
+        parameter = module.get_parameter(name)
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        local = local_part(parameter.grad)
+        local.copy_(peers.all_reduce(local.clone(memory_format=torch.contiguous_format)))
+
+
 def set_aside(module: nn.Module, layouts: Mapping[str, Layout]) -> dict[str, Tensor]:
-    """Take away the gradients that replicas already agree on, so that a new backward does not sum them once more."""
+    """Take away the gradients that replicas and copies already agree on, so that a new backward does not sum them once
+    more.
+    """
     found = {}
     for name, layout in layouts.items():
         parameter = module.get_parameter(name)
-        if layout.replica is not None and parameter.grad is not None:
+        if (layout.summed or layout.tied is not None) and parameter.grad is not None:
             found[name], parameter.grad = parameter.grad, None
     return found
 
@@ -41,12 +54,13 @@ def _by_unit(module: nn.Module, layouts: Mapping[str, Layout]) -> Iterable[tuple
     """The gradients to sum, for each unit and group of replicas, in the order of the layouts (the same on every
     rank).
     """
-    found: dict[tuple[str, tuple[int, ...]], tuple[Peers, list[Tensor]]] = {}
+    found: dict[tuple[str, str, tuple[int, ...]], tuple[Peers, list[Tensor]]] = {}
     for name, layout in layouts.items():
         gradient = module.get_parameter(name).grad
-        if layout.replica is not None and gradient is not None:
-            key = (layout.unit, layout.replica.ranks)
-            found.setdefault(key, (layout.replica, []))[1].append(local_part(gradient))
+        if gradient is None:
+            continue
+        for why, peers in layout.summed:
+            found.setdefault((layout.unit, why, peers.ranks), (peers, []))[1].append(local_part(gradient))
     return found.values()
 
 

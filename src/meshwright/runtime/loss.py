@@ -23,17 +23,22 @@ def count_tokens(labels: Tensor) -> int:
     return int((next_token_labels(labels) != IGNORED).sum())
 
 
-def next_token_loss(logits: Tensor, labels: Tensor, vocabulary: Peers | None = None) -> Tensor:
+def token_loss(logits: Tensor, targets: Tensor, vocabulary: Peers | None = None, size: int | None = None) -> Tensor:
     """Summed cross entropy.
 
-    `logits` [samples, length, vocabulary or this rank's slice of it], `labels` [samples, length], not shifted. Divide
-    by `count_tokens` of the whole global batch.
+    `logits` [samples, length, vocabulary or this rank's slice of it], `targets` [samples, length], of
+    `next_token_labels`. Divide by `count_tokens` of the whole global batch. `size` is that of the vocabulary, where
+    slices are filled up to be equal.
     """
-    targets = next_token_labels(labels).flatten()
+    targets = targets.flatten()
     wide = logits.flatten(0, 1)
     wide = wide if wide.dtype == torch.float64 else wide.float()
     if vocabulary is None:
         return functional.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
+    filled = vocabulary.size * wide.shape[1] - (size or vocabulary.size * wide.shape[1])
+    if filled:
+        own = torch.arange(wide.shape[1], device=wide.device) + vocabulary.place * wide.shape[1]
+        wide = wide.masked_fill(own >= (size or 0), -torch.inf)
     return _SplitCrossEntropy.apply(wide, targets, vocabulary)  # type: ignore[no-untyped-call, no-any-return]
 
 

@@ -5,22 +5,23 @@ their making, and a rank that leaves one out hangs at a later collective.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.errors import PlanError
-from meshwright.plan.groups import axis_groups, process_groups
+from meshwright.plan.groups import RankLists, axis_groups, process_groups
 from meshwright.plan.spec import Group, Plan
 
 
 class ProcessGroups:
     """The process groups of a plan, on this rank. Plans of one process share them: a set of ranks never has two."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, ties: Sequence[tuple[str, Sequence[str]]] = ()) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         if self.world_size != plan.world_size:
             raise PlanError(
@@ -28,39 +29,44 @@ class ProcessGroups:
                 f"start {plan.world_size}, or plan for {self.world_size}"
             )
         self._made = _made_in(_world())
-        for group_set in process_groups(plan):
-            for ranks in group_set.ranks:
-                self._make(ranks)
+        for group_set in process_groups(plan, ties):
+            if group_set.purpose != "pipeline":  # its messages go from rank to rank
+                for ranks in group_set.ranks:
+                    self._make(ranks)
 
     def _make(self, ranks: tuple[int, ...]) -> None:
-        if ranks not in self._made.handles:
-            self._made.handles[ranks] = dist.new_group(list(ranks), sort_ranks=False)
+        if frozenset(ranks) not in self._made.handles:
+            self._made.handles[frozenset(ranks)] = dist.new_group(list(ranks), sort_ranks=False), ranks
 
     def over(self, group: Group, axes: Sequence[str]) -> "Peers | None":
-        """The ranks that differ from this one in these axes alone; none where it would be alone.
+        """The ranks that differ from this one in these axes alone; none where it would be alone, or is no member.
 
-        Every rank must ask in the same order for axes that `process_groups` of the plan does not list.
+        Every rank, members or not, must ask in the same order for axes that `process_groups` of the plan does not list.
         """
-        everyone = axis_groups(group, axes)
-        mine = next(ranks for ranks in everyone if self.rank in ranks)
-        if len(mine) == 1:
-            return None
-        for ranks in everyone:
+        return self.among(axis_groups(group, axes))
+
+    def among(self, everyone: RankLists) -> "Peers | None":
+        """The one of these lists of ranks that has this rank; none where it is alone there, or in none."""
+        for ranks in everyone if len(everyone[0]) > 1 else ():
             self._make(ranks)
-        return Peers(mine, mine.index(self.rank), self._made.handles[mine])
+        mine = next((ranks for ranks in everyone if self.rank in ranks), ())
+        return Peers(mine, mine.index(self.rank), *self._made.handles[frozenset(mine)]) if len(mine) > 1 else None
 
     def mesh(self, peers: "Peers", device_type: str) -> DeviceMesh:
         """The one-dimensional DeviceMesh of a process group, as FSDP2 wants it."""
-        if peers.ranks not in self._made.meshes:
-            self._made.meshes[peers.ranks] = DeviceMesh.from_group(peers.handle, device_type)
-        return self._made.meshes[peers.ranks]
+        if peers.order not in self._made.meshes:
+            self._made.meshes[peers.order] = DeviceMesh.from_group(peers.handle, device_type)
+        return self._made.meshes[peers.order]
 
 
 class _Made:
-    """What exists in this process: groups by their ranks, and their meshes."""
+    """What exists in this process: groups by their ranks, each with the order that it has them in; and their meshes."""
 
     def __init__(self, world: dist.ProcessGroup) -> None:
-        self.handles: dict[tuple[int, ...], dist.ProcessGroup] = {tuple(range(world.size())): world}
+        everyone = tuple(range(world.size()))
+        self.handles: dict[frozenset[int], tuple[dist.ProcessGroup, tuple[int, ...]]] = {
+            frozenset(everyone): (world, everyone)
+        }
         self.meshes: dict[tuple[int, ...], DeviceMesh] = {}
 
 
@@ -78,11 +84,29 @@ def _world() -> dist.ProcessGroup:
     return world
 
 
-class Peers:
-    """A process group as this rank sees it: its ranks in mesh order, its own place, torch's handle."""
+_Piece = TypeVar("_Piece")
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
 
-    def __init__(self, ranks: tuple[int, ...], place: int, handle: dist.ProcessGroup) -> None:
-        self.ranks, self.place, self.handle = ranks, place, handle
+
+class Peers:
+    """A process group as this rank sees it: its ranks in mesh order, its own place, torch's handle; and the order in
+    which that has the ranks, which another mesh may have set.
+    """
+
+    def __init__(
+        self, ranks: tuple[int, ...], place: int, handle: dist.ProcessGroup, order: tuple[int, ...] = ()
+    ) -> None:
+        self.ranks, self.place, self.handle, self.order = ranks, place, handle, order or ranks
+        self._in_group = [ranks.index(rank) for rank in self.order]
+        self._in_mesh = [self.order.index(rank) for rank in ranks]
+
+    def _to_group(self, pieces: "Sequence[_Piece]") -> "list[_Piece]":
+        """What is in mesh order, in the group's."""
+        return [pieces[place] for place in self._in_group]
+
+    def _to_mesh(self, pieces: "Sequence[_Piece]") -> "list[_Piece]":
+        """The inverse."""
+        return [pieces[place] for place in self._in_mesh]
 
     @property
     def size(self) -> int:
@@ -98,20 +122,52 @@ class Peers:
         """Every rank's tensor, of equal shapes, in mesh order."""
         pieces = [torch.empty_like(tensor) for _ in self.ranks]
         dist.all_gather(pieces, tensor.contiguous(), group=self.handle)
-        return pieces
+        return self._to_mesh(pieces)
+
+    def reduce_scatter(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's of as many equal slices along a dim of the sum over the group."""
+        pieces = torch.cat([piece.reshape(1, *piece.shape) for piece in self._to_group(tensor.chunk(self.size, dim))])
+        out = pieces.new_empty(pieces.shape[1:])
+        _reduce_scatter(out, pieces.flatten(0, 1), group=self.handle)
+        return out
+
+    def all_to_all(self, sent: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Send `sent[i]` to the i-th of the group; what each sent us, in mesh order. All have one shape."""
+        flat = torch.stack(self._to_group(sent))
+        received = torch.empty_like(flat)
+        dist.all_to_all_single(received, flat, group=self.handle)
+        return self._to_mesh(list(received))
+
+    def pass_on(self, tensor: torch.Tensor) -> "Callable[[], torch.Tensor]":
+        """Send a contiguous tensor to the next of the group, the last one's to the first. What the one before sent is
+        there when the result is called.
+        """
+        received = torch.empty_like(tensor)
+        after, before = (self.ranks[(self.place + step) % self.size] for step in (1, -1))
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, tensor, after, self.handle),
+                dist.P2POp(dist.irecv, received, before, self.handle),
+            ]
+        )
+
+        def wait() -> torch.Tensor:
+            for work in works:
+                work.wait()
+            return received
+
+        return wait
 
     def exchange(self, sent: list[torch.Tensor], shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
         """Send `sent[i]` to the i-th of the group and receive its piece for us, of the given shape. Pieces may be
         empty; one's own stays at home.
         """
-        away = [0 if peer == self.place else 1 for peer in range(self.size)]
-        counts = [math.prod(shape) * leaves for shape, leaves in zip(shapes, away, strict=True)]
-        flat = torch.cat(
-            [piece.reshape(-1)[: piece.numel() * leaves] for piece, leaves in zip(sent, away, strict=True)]
-        )
-        received = flat.new_empty(sum(counts))
-        leaving = [piece.numel() * leaves for piece, leaves in zip(sent, away, strict=True)]
-        dist.all_to_all_single(received, flat, counts, leaving, group=self.handle)
-        pieces = list(torch.split(received, counts))
-        pieces[self.place] = sent[self.place]
+        own = self.place
+        leaving = [piece.reshape(-1)[: 0 if peer == own else None] for peer, piece in enumerate(sent)]
+        counts = [0 if peer == own else math.prod(shape) for peer, shape in enumerate(shapes)]
+        out, into = self._to_group(leaving), self._to_group(counts)
+        received = sent[own].new_empty(sum(into))
+        dist.all_to_all_single(received, torch.cat(out), into, [piece.numel() for piece in out], group=self.handle)
+        pieces = self._to_mesh(torch.split(received, into))
+        pieces[own] = sent[own]
         return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]

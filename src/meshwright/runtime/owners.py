@@ -40,20 +40,29 @@ _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 def check_dtypes(module: nn.Module, compute: str) -> None:
-    """Raises PlanError where a parameter has no values, or another dtype than the recipe's `compute`."""
-    for name, parameter in module.named_parameters():
-        if parameter.is_meta:
-            raise PlanError(f"parameter '{name}' has no values (it is on meta): build the module on a real device")
+    """Raises PlanError where a parameter has another dtype than the recipe's `compute`, or no values where others have
+    some.
+    """
+    named = dict(module.named_parameters())
+    bare = [name for name, parameter in named.items() if parameter.is_meta]
+    if 0 < len(bare) < len(named):
+        raise PlanError(
+            f"parameter '{bare[0]}' has no values (it is on meta), and others have: build the module on one device"
+        )
+    for name, parameter in named.items():
         if parameter.dtype != DTYPES[compute]:
             raise PlanError(
                 f"parameter '{name}' is {parameter.dtype}, and the recipe computes in {compute}: convert one"
             )
 
 
-def check_values(module: nn.Module) -> None:
-    """Raises PlanError, on every rank, where parameters have other values on other ranks."""
+def check_values(module: nn.Module, seed: int, device: torch.device) -> None:
+    """Raises PlanError, on every rank, where parameters have other values on other ranks. Those on meta start from the
+    seed.
+    """
     named = list(module.named_parameters())
-    sums = torch.stack([_checksum(parameter.detach()) for _, parameter in named])
+    start = torch.tensor(seed, device=device)
+    sums = torch.stack([start if each.is_meta else _checksum(each.detach()) for _, each in named])
     least, most = sums.clone(), sums.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN)
     dist.all_reduce(most, dist.ReduceOp.MAX)

@@ -1,19 +1,18 @@
 """ParallelModel: a module under a plan, on this rank, for one's own training loop."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from meshwright.errors import PlanError, did_you_mean
-from meshwright.plan.spec import Placed
-from meshwright.runtime.gradients import add_back, clip_by_norm, global_norm, set_aside, sum_replicas
-from meshwright.runtime.loss import IGNORED, count_tokens, next_token_loss
+from meshwright.errors import PlanError
+from meshwright.runtime.gradients import add_back, clip_by_norm, global_norm, set_aside, sum_replicas, sum_tied
+from meshwright.runtime.loss import IGNORED, count_tokens
+from meshwright.runtime.names import Names
+from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.place import Place
-from meshwright.runtime.precision import kept
-from meshwright.runtime.randomness import Counter
 from meshwright.runtime.shard import Layout
 
 
@@ -30,20 +29,14 @@ class ParallelModel:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        place: Place,
-        layouts: Mapping[str, Layout],
-        sharded: list[FSDPModule],
-        counter: Counter,
+        self, module: nn.Module, place: Place, layouts: Mapping[str, Layout], pipeline: Pipeline, names: Names
     ) -> None:
         self.module, self.place, self.layouts = module, place, layouts
         self.plan = place.inputs.plan
-        self.counter = counter
-        self._sharded = sharded
-        names = {id(parameter): name for name, parameter in module.named_parameters()}
-        everything = module.named_parameters(remove_duplicate=False)
-        self._owner_of = {name: names[id(parameter)] for name, parameter in everything}
+        self.names = tuple(names.shapes)
+        """Every parameter's name in the untouched module; of a tied one the first."""
+        self._pipeline, self._names = pipeline, names
+        self._held = {layout.name: name for name, layout in layouts.items()}
 
     def parameter_groups(self) -> list[dict[str, list[nn.Parameter]]]:
         """This rank's parts of the parameters, for an optimizer: what FSDP2 shards apart from what it does not, since
@@ -66,15 +59,23 @@ class ParallelModel:
         self._check_batch(batch)
         tokens = max(count_tokens(batch["labels"]), 1)
         before = set_aside(self.module, self.layouts)
-        total = torch.zeros((), dtype=torch.float64)
-        for number in range(self.plan.micro_batches):
-            self._sync(last=number == self.plan.micro_batches - 1)
-            total += self._micro_batch(batch, number, tokens)
+        loss = self._pipeline.run(batch, tokens)
         sum_replicas(self.module, self.layouts, self.plan.execution.bucket_mib)
+        sum_tied(self.module, self.layouts)
         add_back(self.module, before)
-        self.counter.step += 1
-        peers = self.place.peers(self.place.placed[-1], "batch")
-        return peers.all_reduce(total.to(self._device)).cpu() if peers else total
+        self._pipeline.counter.step += 1
+        return self._told(loss).cpu()
+
+    def _told(self, loss: Tensor) -> Tensor:
+        """The loss of all samples, on every rank: summed where the last stage is, then told to the other groups."""
+        last = self.place.placed[-1]
+        peers = self.place.peers(last, "gradient")
+        if peers is not None:
+            peers.all_reduce(loss)
+        if len(self.place.groups) > 1:
+            teller = self.place.groups[last.group].devices[0]
+            dist.all_reduce(loss if self.place.processes.rank == teller else loss.zero_())
+        return loss
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients down to a global norm of `max_norm`. Returns the norm before, over all ranks."""
@@ -83,65 +84,60 @@ class ParallelModel:
         return norm
 
     def full_parameter(self, name: str) -> Tensor:
-        """A whole parameter, by its name in the untouched module; a tied one by any of its names. Every rank must ask.
+        """A whole parameter, by its name in the untouched module; a tied one by any of its names. Every rank must ask,
+        and gets it.
 
         Raises PlanError where no parameter has the name.
         """
-        return self._layout(name).whole(self.module.get_parameter(name))
+        return self._whole(name, lambda parameter: parameter)
 
     def full_gradient(self, name: str) -> Tensor:
         """A whole gradient, zeros where none came; names as for `full_parameter`. Every rank must ask."""
-        layout, parameter = self._layout(name), self.module.get_parameter(name)
-        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        return layout.whole(gradient)
+        return self._whole(name, lambda each: each.grad if each.grad is not None else torch.zeros_like(each))
 
-    def _layout(self, name: str) -> Layout:
-        if name not in self._owner_of:
-            raise PlanError(f"the module has no parameter '{name}'; {did_you_mean(name, self._owner_of)}")
-        return self.layouts[self._owner_of[name]]
+    def _whole(self, name: str, part: Callable[[nn.Parameter], Tensor]) -> Tensor:
+        own = self._names.find(name)
+        held = self._held.get(own)
+        if held is not None:
+            whole = self.layouts[held].whole(part(self.module.get_parameter(held)))
+        else:
+            like = next(self.module.parameters())
+            whole = torch.empty(self._names.shapes[own], dtype=like.dtype, device=like.device)
+        if len(self.place.groups) > 1:
+            owner = next(each for each in self.place.placed if each.layer == self._names.layers[own][0])
+            dist.broadcast(whole, self.place.groups[owner.group].devices[0])
+        return whole
 
     @property
     def _device(self) -> torch.device:
         return next(self.module.parameters()).device
 
-    def _micro_batch(self, batch: Mapping[str, Tensor], number: int, tokens: int) -> Tensor:
-        first, last = self.place.placed[0], self.place.placed[-1]
-        self.counter.first_sample = number * self.place.micro_batch
-        inputs = {name: self._share(tensor, first, number) for name, tensor in batch.items() if name != "labels"}
-        with kept(next(self.module.parameters()).dtype):
-            output = self.module(**inputs, use_cache=False)
-            labels = self._share(batch["labels"], last, number)
-            loss = next_token_loss(output.logits, labels, self.place.peers(last, "tensor")) / tokens
-            loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach().to(torch.float64).cpu()
-
-    def _share(self, tensor: Tensor, placed: Placed, number: int) -> Tensor:
-        first, count = self.place.held(placed)
-        start = number * self.place.micro_batch + first
-        return tensor[start : start + count].to(self._device)
-
-    def _sync(self, *, last: bool) -> None:
-        for module in self._sharded:
-            module.set_requires_gradient_sync(last or self.plan.execution.sync == "each")
-
     def _check_batch(self, batch: Mapping[str, Tensor]) -> None:
         for name in ("input_ids", "labels"):
             if name not in batch:
                 raise PlanError(f"the batch has no '{name}'; it has: {', '.join(sorted(batch)) or 'nothing'}")
-        others = sorted(batch.keys() - {"input_ids", "labels"})
-        unlike = self.place.unlike_the_first
-        if others and unlike:
-            raise PlanError(
-                f"batch['{others[0]}'] is one input for all layers, but '{unlike}' divides the samples "
-                f"otherwise than '{self.place.placed[0].layer}'; pack the samples so that none is needed, or give all "
-                "layers the same dp axes"
-            )
+        self._check_others(sorted(batch.keys() - {"input_ids", "labels"}), batch["input_ids"].shape[1])
         wanted = self.plan.recipe.global_batch
         for name, tensor in batch.items():
             if tensor.shape[0] != wanted:
                 raise PlanError(f"batch['{name}'] has {tensor.shape[0]} samples; the plan's global batch is {wanted}")
         self._check_tokens("input_ids", batch["input_ids"])
         self._check_tokens("labels", batch["labels"][batch["labels"] != IGNORED])
+
+    def _check_others(self, others: list[str], length: int) -> None:
+        """What else the module takes, and its length, which every layer's part must fit."""
+        unlike, sequence = self.place.unlike_the_first, self._pipeline.sequence
+        unknown = [name for name in others if name != "attention_mask"]
+        if sequence is not None and unknown:
+            raise PlanError(f"batch['{unknown[0]}'] cannot be divided by positions; leave it out")
+        if sequence is not None and length % sequence.unit:
+            raise PlanError(f"batch['input_ids'] has {length} positions; the plan wants multiples of {sequence.unit}")
+        if others and unlike and sequence is None:
+            raise PlanError(
+                f"batch['{others[0]}'] is one input for all layers, but '{unlike[0]}' divides the samples "
+                f"otherwise than '{unlike[1]}'; pack the samples so that none is needed, or give all "
+                "layers the same dp axes"
+            )
 
     def _check_tokens(self, name: str, tokens: Tensor) -> None:
         """A token that no rank holds would be a silent zero under a split vocabulary."""

@@ -1,11 +1,13 @@
 """`parallelize`: an untouched module and a plan → a model that trains over many processes as one would.
 
-In order: cut what tensor parallelism splits; let layers hand activations over where they divide the samples
-differently; draw dropout from a counter; shard what a state shards (FSDP2); note how every parameter lies.
+In order: let go of the layers of other groups' stages; cut what tensor parallelism splits; let layers hand activations
+over where they divide samples or positions differently; give each its part of the sequence; draw dropout from a
+counter; recompute; shard what a state shards (FSDP2); note how every parameter lies; join the stages to a pipeline.
 """
 
 import logging
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,16 +16,28 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from meshwright.errors import PlanError
+from meshwright.plan.groups import tied_ranks
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.spec import Placed
-from meshwright.runtime.mesh import ProcessGroups
+from meshwright.runtime.attention import install_attention
+from meshwright.runtime.build import Builder, device_of
+from meshwright.runtime.copies import ReduceAndSlice
+from meshwright.runtime.initial import InitialValues
+from meshwright.runtime.mesh import Peers, ProcessGroups
+from meshwright.runtime.names import Names
 from meshwright.runtime.owners import check_dtypes, check_values, parameter_owners
 from meshwright.runtime.parallel_model import ParallelModel
+from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.place import Place
-from meshwright.runtime.randomness import Counter, install_dropout
+from meshwright.runtime.randomness import Counter, draw_calls, install_dropout
+from meshwright.runtime.recompute import recompute_layer
 from meshwright.runtime.redistribute import Move, moved
+from meshwright.runtime.sequence import Sequence
 from meshwright.runtime.shard import Cut, Layout
-from meshwright.runtime.split import split_layer
+from meshwright.runtime.split import dropout_calls, norms_of_heads, split_layer
+from meshwright.runtime.split_check import SplitCheck
+from meshwright.runtime.stage import StageModule, Unit, keep_layers, view_of_layers
+from meshwright.runtime.timetable import backward_follows_at_once
 from meshwright.runtime.together import on_every_rank
 
 _log = logging.getLogger(__name__)
@@ -33,44 +47,63 @@ _UNDER_A_PLAN = "_meshwright_under_a_plan"
 def parallelize(module: nn.Module, inputs: Inputs) -> ParallelModel:
     """Make a module train under a plan, on the ranks of torch.distributed's default process group.
 
-    `module` holds the whole model, equal on every rank; it is changed in place: afterwards it holds this rank's part.
-    Raises PlanError, the same on every rank, where the runtime cannot run the plan, or a module is not the plan's
-    model. Logs what the runtime makes nothing of.
+    `module` holds the whole model, equal on every rank, or is on the meta device: then its own initialisation runs for
+    this rank's part alone, layer by layer, from the recipe's seed. It is changed in place: afterwards it holds this
+    rank's part. Raises PlanError, the same on every rank, where the runtime cannot run the plan, or a module is not the
+    plan's model. Logs what the runtime makes nothing of.
     """
     if not dist.is_initialized():
         raise PlanError(
             "torch.distributed has no process group yet: start the program with torchrun, and call "
             "torch.distributed.init_process_group() first"
         )
-    device = next((each.device for each in module.parameters() if not each.is_meta), torch.device("cpu"))
-    owners = on_every_rank(partial(_checked_owners, module, inputs), device)
-    place = Place(inputs, ProcessGroups(inputs.plan))
-    check_values(module)
+    device = device_of(module)
+    on_every_rank(partial(_check, module, inputs), device)
+    place = Place(inputs, ProcessGroups(inputs.plan, inputs.model.tied_layers))
+    place.make_groups()
+    values = on_every_rank(partial(_initial_values, module, inputs.recipe.seed), device)
+    check_values(module, inputs.recipe.seed, device)
+    builder = Builder(module, values, device)
+    names = Names(module, inputs.model)
     counter = Counter(inputs.recipe.seed)
-    on_every_rank(partial(_check_attention, module, place), device)
+    sequence = Sequence(place)
+    if not sequence.is_needed:
+        on_every_rank(partial(_check_attention, module, place), device)
     setattr(module, _UNDER_A_PLAN, True)
-    cuts = _split(module, place)
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    views = _views(module, place)
+    split_check = SplitCheck(module, place)
+    cuts = {id(parameter): cut for parameter, cut in _split(module, place)}
+    on_every_rank(split_check.check, device)
     _hand_over(module, place)
-    _draw_dropout(module, place, counter)
-    layouts = _layouts(place, owners, {names[id(parameter)]: cut for parameter, cut in cuts})
-    return ParallelModel(module, place, layouts, _shard(module, place), counter)
+    if sequence.is_needed:
+        _follow_the_sequence(module, place, sequence, counter)
+    _draw_dropout(module, place, sequence, counter)
+    _recompute(module, place)
+    layouts = _layouts(place, names, {name: cuts.get(id(each)) for name, each in module.named_parameters()})
+    builder.lay_out(module, layouts)
+    stages = {number: _stage(view, place, number, builder) for number, view in views.items()}
+    pipeline = Pipeline(place, stages, counter, sequence if sequence.is_needed else None)
+    return ParallelModel(module, place, layouts, pipeline, names)
 
 
-def _checked_owners(module: nn.Module, inputs: Inputs) -> dict[str, str]:
-    """Parameter name → layer. Raises PlanError for all that this rank alone can see."""
+def _check(module: nn.Module, inputs: Inputs) -> None:
+    """Raises PlanError for all that this rank alone can see."""
     problems = check_plan(inputs, "runtime")
     errors = [str(problem) for problem in problems if problem.severity == "error"]
     if errors:
         raise PlanError("the runtime cannot run this plan:\n" + "\n".join(errors))
     if getattr(module, _UNDER_A_PLAN, False):
         raise PlanError("this module is under a plan already: build a new one for another plan")
-    owners = parameter_owners(module, inputs.model)
+    parameter_owners(module, inputs.model)
     check_dtypes(module, inputs.recipe.precision.compute)
     for problem in problems:
         if problem.scope == "runtime" and dist.get_rank() == 0:
             _log.warning("%s", problem)
-    return owners
+
+
+def _initial_values(module: nn.Module, seed: int) -> InitialValues | None:
+    """What a module on meta starts from; none where it has its values."""
+    return InitialValues(module, seed) if any(each.is_meta for each in module.parameters()) else None
 
 
 def _check_attention(module: nn.Module, place: Place) -> None:
@@ -78,20 +111,26 @@ def _check_attention(module: nn.Module, place: Place) -> None:
     samples.
     """
     kind = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    core = next((placed.layer for placed in place.placed if placed.row.recompute == "selective"), None)
+    if core is not None and kind != "sdpa":
+        raise PlanError(
+            f"'{core}' recomputes its core attention, which attention '{kind}' does not have as one function; build "
+            "the model with attn_implementation='sdpa', or write 'recompute: full'"
+        )
     unlike = place.unlike_the_first
     if unlike is not None and kind not in (None, "sdpa"):
         raise PlanError(
-            f"attention '{kind}' gets one mask for all layers, but '{unlike}' divides the samples otherwise than the "
-            "first layer; build the model with attn_implementation='sdpa', or give all layers the same dp axes"
+            f"attention '{kind}' gets one mask for all layers, but '{unlike[0]}' divides the samples otherwise than "
+            f"'{unlike[1]}'; build the model with attn_implementation='sdpa', or give all layers the same dp axes"
         )
 
 
 def _split(module: nn.Module, place: Place) -> list[tuple[nn.Parameter, Cut]]:
     """Cut what tensor parallelism splits; a tied parameter once."""
     replaced: dict[int, tuple[nn.Parameter, nn.Parameter, Cut]] = {}
-    for placed in place.placed:
-        peers = place.peers(placed, "tensor")
-        for found in split_layer(module, place.layer(placed), peers) if peers else ():
+    for placed in place.here:
+        ranks = place.tensor_ranks(placed)
+        for found in split_layer(module, place.layer(placed), ranks) if ranks else ():
             old: nn.Parameter = getattr(found.module, found.attribute)
             if id(old) not in replaced:
                 part = found.cut.take(old.detach(), f"{found.path}.{found.attribute}")
@@ -101,79 +140,162 @@ def _split(module: nn.Module, place: Place) -> list[tuple[nn.Parameter, Cut]]:
 
 
 def _hand_over(module: nn.Module, place: Place) -> None:
-    """Move what a layer takes from the one before to its own division of the samples, where the two differ."""
-    for before, placed in zip(place.placed, place.placed[1:], strict=False):
-        move = Move(place.group, before.row, placed.row, place.processes)
-        if move.peers is not None:
+    """Move what a layer takes from the one before to its own division of the samples, where the two differ. Between
+    stages the pipeline does it. Every rank asks for every move, so that all make the same groups.
+    """
+    for before, placed in pairwise(place.placed):
+        if before.group != placed.group:
+            continue
+        move = Move(place.groups[placed.group], before.row, placed.row, place.processes)
+        if move.steps and before.stage == placed.stage and placed.group == place.name:
             entrance = module.get_submodule(place.layer(placed).modules[0])
-            entrance.register_forward_pre_hook(_mover(place, before, move), prepend=True)
+            entrance.register_forward_pre_hook(partial(_move_in, move), prepend=True)
+    for placed in place.here if place.unlike_the_first else ():
+        module.get_submodule(place.layer(placed).modules[0]).register_forward_pre_hook(_one_mask, with_kwargs=True)
 
 
-def _mover(place: Place, before: Placed, move: Move) -> Any:
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (moved(args[0], move, place.micro_batch, place.held(before)[1]), *args[1:])
-
-    return hook
+def _move_in(move: Move, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (moved(args[0], move), *args[1:])
 
 
-def _draw_dropout(module: nn.Module, place: Place, counter: Counter) -> None:
-    for placed in place.placed:
-        for path in place.layer(placed).modules:
+def _one_mask(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A mask [samples, heads, queries, keys] that a model makes by itself (of windows) is the same for all samples: one
+    row of it serves, however many samples a layer holds. Batches with masks of their own are refused.
+    """
+    mask = kwargs.get("attention_mask")
+    if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+        kwargs = kwargs | {"attention_mask": mask[:1]}
+    return args, kwargs
+
+
+def _follow_the_sequence(module: nn.Module, place: Place, sequence: Sequence, counter: Counter) -> None:
+    """Give each layer its part of the sequence."""
+    install_attention(module, place, sequence, counter)
+    for placed in place.here:
+        sequence.install(module, placed)
+
+
+def _draw_dropout(module: nn.Module, place: Place, sequence: Sequence, counter: Counter) -> None:
+    for placed in place.here:
+        layer = place.layer(placed)
+        of_calls = dropout_calls(layer)
+        for path in layer.modules:
             for name, inner in module.get_submodule(path).named_modules(prefix=path):
-                if isinstance(inner, nn.Dropout):
-                    install_dropout(inner, name, counter, partial(place.first_sample, placed))
+                if isinstance(inner, nn.Dropout) and name not in of_calls:
+                    some = partial(sequence.between, placed)
+                    install_dropout(inner, name, counter, partial(place.first_sample, placed), some)
+            if of_calls:
+                draw_calls(module.get_submodule(path), path, counter, partial(place.held, placed))
 
 
-def _shard(module: nn.Module, place: Place) -> list[FSDPModule]:
-    """FSDP2 over each layer's shard group. Layers that share a parameter are gathered and reduced as one."""
-    sharded: list[FSDPModule] = []
-    for together in _units(place):
+def _views(module: nn.Module, place: Place) -> dict[int, nn.Module]:
+    """What each stage of this rank runs. The module keeps this rank's layers alone; of several stages each gets a view
+    of it.
+    """
+    model = place.inputs.model
+    keep_layers(module, model, {placed.layer for placed in place.here})
+    if len(place.stages) == 1:
+        return {place.stages[0]: module}
+    kept = {number: {placed.layer for placed in place.of_stage(number)} for number in place.stages}
+    return {number: view_of_layers(module, model, layers) for number, layers in kept.items()}
+
+
+def _stage(module: nn.Module, place: Place, number: int, builder: Builder) -> StageModule:
+    units = _shard(module, place, place.of_stage(number), builder)
+
+    def entrance(stage: int) -> nn.Module:
+        return module.get_submodule(place.layer(place.of_stage(stage)[0]).modules[0])
+
+    last = len(place.inputs.plan.stages) - 1
+    return StageModule(
+        module, units, entrance(number) if number else None, entrance(number + 1) if number < last else None
+    )
+
+
+def _recompute(module: nn.Module, place: Place) -> None:
+    for placed in place.here:
+        recompute_layer(module, place.layer(placed), placed.row.recompute)
+
+
+def _shard(module: nn.Module, place: Place, layers: tuple[Placed, ...], builder: Builder) -> list[Unit]:
+    """FSDP2 over each layer's shard group. Layers that share a parameter are gathered and reduced as one. What is on
+    meta gets its values just before it is sharded.
+    """
+    units: list[Unit] = []
+    stays = backward_follows_at_once(place.inputs.plan)
+    for together in _units(place, layers):
         placed = together[-1]
         peers = place.peers(placed, "shard")
+        modules = [module.get_submodule(path) for each in together for path in place.layer(each).modules]
+        builder.fill(modules)
         if peers is None:
             continue
-        modules = [module.get_submodule(path) for each in together for path in place.layer(each).modules]
         modules = [each for each in modules if any(True for _ in each.parameters())]
-        last = placed is place.placed[-1]
-        mesh = place.processes.mesh(peers, next(module.parameters()).device.type)
-        fully_shard(modules, mesh=mesh, reshard_after_forward=not last)
+        again = placed.row.state == "zero3" and not (stays and placed is place.placed[-1])
+        mesh = place.processes.mesh(peers, builder.device.type)
+        fully_shard(modules, mesh=mesh, reshard_after_forward=again)
         for each in modules[:1]:
             assert isinstance(each, FSDPModule)
             # One loss for all ranks: gradients add up. A mean's factor needs PREMUL_SUM, which gloo lacks.
             each.set_force_sum_reduction_for_comms(True)
             each.set_gradient_divide_factor(1.0)
-            sharded.append(each)
-    _prefetch(sharded, place.inputs.plan.execution.prefetch)
-    if sharded:
+            if placed.row.axes("copy"):
+                each.set_custom_reduce_scatter(ReduceAndSlice(peers, place.reducing(placed)))
+            units.append(Unit(each, str(placed.row.state)))
+    builder.fill([module])  # what is no layer's: rotary tables, places of positions
+    _prefetch([unit.module for unit in units], place.inputs.plan.execution.prefetch)
+    if units:
         # A root of its own without parameters: FSDP2 wants one above a unit of several modules.
         fully_shard(module, mesh=mesh, ignored_params=set(module.parameters()))
-    return sharded
+    return units
 
 
 def _prefetch(sharded: list[FSDPModule], ahead: int) -> None:
     """Gather so many units ahead, in forward and in backward. Without a list FSDP2 takes one ahead by itself."""
     for number, unit in enumerate(sharded if ahead else ()):
         unit.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + ahead])
-        unit.set_modules_to_backward_prefetch(sharded[max(number - ahead, 0) : number][::-1])
+        before = sharded[max(number - ahead, 0) : number][::-1]
+        # Of an empty list FSDP2 makes the last unit of another micro-batch, which nobody wants yet.
+        unit.set_modules_to_backward_prefetch(before or [unit])
 
 
-def _units(place: Place) -> list[list[Placed]]:
-    """The layers, those that share a parameter together where a state shards it."""
-    joined = {copy: owner for owner, copies in place.inputs.model.tied_layers for copy in copies}
+def _units(place: Place, layers: tuple[Placed, ...]) -> list[list[Placed]]:
+    """The layers of a stage, those that share a parameter together where a state shards it."""
+    here = {placed.layer for placed in layers}
+    joined = {copy: owner for owner, copies in place.inputs.model.tied_layers for copy in copies if owner in here}
     found: dict[str, list[Placed]] = {}
-    for placed in place.placed:
+    for placed in layers:
         name = joined.get(placed.layer, placed.layer) if placed.row.state else placed.layer
         found.setdefault(name, []).append(placed)
     return list(found.values())
 
 
-def _layouts(place: Place, owners: dict[str, str], cuts: dict[str, Cut]) -> dict[str, Layout]:
+def _layouts(place: Place, names: Names, cuts: dict[str, Cut | None]) -> dict[str, Layout]:
+    """How each parameter of this rank lies, by the name that it has here."""
     by_layer = {placed.layer: placed for placed in place.placed}
-    unit_of = {placed.layer: unit[0].layer for unit in _units(place) for placed in unit}
+    units = (unit for number in place.stages for unit in _units(place, place.of_stage(number)))
+    inside = {path for placed in place.placed for path in norms_of_heads(place.layer(placed))}
+    unit_of = {placed.layer: unit[0].layer for unit in units for placed in unit}
     layouts = {}
-    for name, owner in owners.items():
-        placed, cut = by_layer[owner], cuts.get(name)
+    for name, cut in cuts.items():
+        own = names.own[name]
+        holders = [by_layer[layer] for layer in names.layers[own]]
+        placed = next(each for each in holders if each.group == place.name)
         shard, replica = place.peers(placed, "shard"), place.peers(placed, "replica")
-        slices = (cut.peers.size if cut else 1) * (shard.size if shard else 1)
-        layouts[name] = Layout(name, unit_of[owner], cut, shard, replica, place.group.size // slices)
+        slices = (cut.slices if cut else 1) * (shard.size if shard else 1)
+        copies = place.group.size // slices * len({each.group for each in holders})
+        partial = place.scattered(placed) if cut is None else None
+        if name.rpartition(".")[0] in inside:
+            partial = place.peers(placed, "tensor")
+        copied = place.sharing_heads(placed) if cut is not None and cut.copies > 1 else None
+        layouts[name] = Layout(
+            own, unit_of[placed.layer], cut, shard, replica, copies, _tied(place, holders), partial, copied
+        )
     return layouts
+
+
+def _tied(place: Place, holders: list[Placed]) -> Peers | None:
+    """The ranks of other groups that hold a copy of the same slice."""
+    if len({placed.group for placed in holders}) == 1:
+        return None
+    return place.processes.among(tied_ranks(place.inputs.plan, holders))

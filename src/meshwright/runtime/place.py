@@ -1,12 +1,15 @@
-"""This rank's place in a plan: which samples it holds under each layer, and whom it talks to."""
+"""This rank's place in a plan: its stages, which samples it holds under each layer, and whom it talks to."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from meshwright.model.operators import Attention
 from meshwright.model.spec import Layer
-from meshwright.plan.groups import Purpose, local_batch, purpose_axes
+from meshwright.plan.groups import Purpose, axis_groups, local_batch, purpose_axes
 from meshwright.plan.rules import Inputs
 from meshwright.plan.spec import Group, Placed
 from meshwright.runtime.mesh import Peers, ProcessGroups
+from meshwright.runtime.tensor import TensorRanks
 
 
 @dataclass(frozen=True)
@@ -16,14 +19,44 @@ class Place:
     inputs: Inputs
     processes: ProcessGroups
     placed: tuple[Placed, ...] = field(init=False)
+    """Every layer of the plan."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "placed", self.inputs.plan.placed)
 
     @property
+    def groups(self) -> dict[str, Group]:
+        """The plan's groups of devices."""
+        return self.inputs.plan.groups
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the group that this rank is in."""
+        return next(name for name, group in self.groups.items() if self.processes.rank in group.devices)
+
+    @property
     def group(self) -> Group:
-        """The devices that work: one group, as long as the runtime has no pipeline."""
-        return next(iter(self.inputs.plan.groups.values()))
+        """The devices that this rank works with."""
+        return self.groups[self.name]
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """The stages of its group, in forward order."""
+        return tuple(number for number, stage in enumerate(self.inputs.plan.stages) if stage.on == self.name)
+
+    @cached_property
+    def here(self) -> tuple[Placed, ...]:
+        """The layers that this rank holds a part of."""
+        return tuple(placed for placed in self.placed if placed.group == self.name)
+
+    def of_stage(self, number: int) -> tuple[Placed, ...]:
+        """The layers of a stage."""
+        return self._by_stage[number]
+
+    @cached_property
+    def _by_stage(self) -> dict[int, tuple[Placed, ...]]:
+        numbers = range(len(self.inputs.plan.stages))
+        return {number: tuple(each for each in self.placed if each.stage == number) for number in numbers}
 
     @property
     def micro_batch(self) -> int:
@@ -35,20 +68,62 @@ class Place:
         return self.inputs.model.by_name[placed.layer]
 
     def peers(self, placed: Placed, purpose: Purpose) -> Peers | None:
-        """Whom this rank works with for a purpose; none where it is alone."""
+        """Whom this rank works with for a purpose; none where it is alone, or not in the layer's group."""
         axes = purpose_axes(placed.row)[purpose]
-        return self.processes.over(self.group, axes) if axes else None
+        return self.processes.over(self.groups[placed.group], axes) if axes else None
+
+    def reducing(self, placed: Placed) -> Peers | None:
+        """Of a layer's shard group: the ranks whose gradients add up. Those of `copy` axes are equal."""
+        row = placed.row
+        axes = [axis for axis in row.state_axes() if row.roles[axis].split != "copy"]
+        return self.processes.over(self.groups[placed.group], axes)
+
+    def sharing_heads(self, placed: Placed) -> Peers | None:
+        """The ranks that hold the same KV heads, where these are fewer than tensor ranks."""
+        group, axes = self.groups[placed.group], purpose_axes(placed.row)["tensor"]
+        lists = axis_groups(group, axes)
+        heads = [each.kv_heads for each in self.layer(placed).stack.operators if isinstance(each, Attention)]
+        copies = max([1, *(len(lists[0]) // count for count in heads)])
+        return self.processes.among(
+            tuple(ranks[at : at + copies] for ranks in lists for at in range(0, len(ranks), copies))
+        )
+
+    def tensor_ranks(self, placed: Placed) -> TensorRanks | None:
+        """Over whom a layer's matrices are cut; none where they are whole, or this rank is not in the layer's group."""
+        group, row = self.groups[placed.group], placed.row
+        every, plain = self.peers(placed, "tensor"), self.processes.over(group, row.axes("tp"))
+        return TensorRanks(every, plain, self.scattered(placed)) if every else None
+
+    def scattered(self, placed: Placed) -> Peers | None:
+        """The ranks of `tp+sp`."""
+        return self.processes.over(self.groups[placed.group], placed.row.axes("tp+sp"))
+
+    def make_groups(self) -> None:
+        """Ask for the process groups that `process_groups` does not list, those of other groups' layers too: every rank
+        makes every group.
+        """
+        for placed in self.placed:
+            self.tensor_ranks(placed)
+            self.scattered(placed)
+            self.sharing_heads(placed)
+            self.reducing(placed)
 
     def held(self, placed: Placed) -> tuple[int, int]:
         """(first, number) of the samples of a micro-batch that this rank holds under a layer."""
-        return local_batch(self.micro_batch, self.group, placed.row, self.processes.rank)
+        return local_batch(self.micro_batch, self.groups[placed.group], placed.row, self.processes.rank)
 
     @property
-    def unlike_the_first(self) -> str | None:
-        """The first layer that divides the samples over other axes than the model's first; none where all are alike."""
-        wide = {axis for axis, size in self.group.mesh.items() if size > 1}
-        first = wide & {*self.placed[0].row.axes("dp")}
-        return next((each.layer for each in self.placed if wide & {*each.row.axes("dp")} != first), None)
+    def unlike_the_first(self) -> tuple[str, str] | None:
+        """A layer that divides the samples over other axes than the first of its stage, which is named too; none where
+        all are alike.
+        """
+        for layers in self._by_stage.values():
+            wide = {axis for axis, size in self.groups[layers[0].group].mesh.items() if size > 1}
+            first = wide & {*layers[0].row.axes("dp")}
+            for each in layers:
+                if wide & {*each.row.axes("dp")} != first:
+                    return each.layer, layers[0].layer
+        return None
 
     def first_sample(self, placed: Placed) -> int:
         """The first of them."""

@@ -1,114 +1,110 @@
-"""Moving activations between layers that divide the samples differently.
+"""Moving activations between layers that divide samples and positions differently.
 
-A rank holds a run of samples. Each held sample's gradient is the true one on every rank that holds the sample, so the
-way back of a move is the opposite move. The cheapest of three is taken: a slice where nothing must move, an
-all-gather where whole runs join, an exchange of just the missing samples otherwise.
+A rank holds a run of samples and a run of positions. Each held number's gradient is the true one on every rank that
+holds it, so the way back of a move is the opposite move. The steps are those of `plan.divisions`.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshwright.plan.groups import local_batch, mesh_order
+from meshwright.plan.block import Block, held_block
+from meshwright.plan.divisions import Division, division, steps
+from meshwright.plan.divisions import Step as Algebra
 from meshwright.plan.spec import Group, Row
-from meshwright.runtime.mesh import Peers, ProcessGroups
-
-Run = tuple[int, int]
-"""(first sample, number of samples)."""
+from meshwright.runtime.mesh import ProcessGroups
 
 
-@dataclass(frozen=True)
 class Move:
-    """From one row's division of the samples to another's, on one group of devices."""
+    """From one row's division of the activations to another's, on one group of devices, and back.
 
-    group: Group
-    source: Row
-    target: Row
-    processes: ProcessGroups
+    Every rank must make it, members of the group or not: its process groups are made then.
+    """
 
-    @cached_property
-    def peers(self) -> Peers | None:
-        """Who takes part: all that differ in an axis that either row divides the batch over, less the common outer
-        ones.
-        """
-        source, target = (mesh_order(self.group, row.axes("dp")) for row in (self.source, self.target))
-        common = 0
-        while common < min(len(source), len(target)) and source[common] == target[common]:
-            common += 1
-        return self.processes.over(self.group, mesh_order(self.group, {*source[common:], *target[common:]}))
+    def __init__(
+        self, group: Group, source: Row, target: Row, processes: ProcessGroups, back: "Move | None" = None
+    ) -> None:
+        divided = (division(row, group.mesh) for row in (source, target))
+        self.steps = [Step(group, step, processes) for step in steps(group.mesh, *divided)]
+        self.back = back or Move(group, target, source, processes, self)
+        """The opposite move, which gradients take."""
 
-    def runs(self, samples: int, row: Row) -> list[Run]:
-        """The run of each peer under a row."""
-        assert self.peers is not None
-        return [local_batch(samples, self.group, row, rank) for rank in self.peers.ranks]
+    def __call__(self, x: Tensor) -> Tensor:
+        """Move [held samples, held positions, ...] → [wanted samples, wanted positions, ...]."""
+        for step in self.steps:
+            x = step(x)
+        return x.view_as(x) if not self.steps else x
 
-    @cached_property
-    def back(self) -> "Move":
-        """The opposite move."""
-        return Move(self.group, self.target, self.source, self.processes)
 
-    def __call__(self, x: Tensor, samples: int) -> Tensor:
-        """Move [held samples, ...] → [wanted samples, ...] of a micro-batch of `samples`."""
-        if self.peers is None:
-            return x
-        held, wanted = self.runs(samples, self.source), self.runs(samples, self.target)
-        if held == wanted:
-            return x.view_as(x)
+class Step:
+    """One collective of a move."""
+
+    def __init__(self, group: Group, step: Algebra, processes: ProcessGroups) -> None:
+        self.group, self.way, self.source, self.target = group, step.way, step.source, step.target
+        self.rank, self.peers = processes.rank, processes.over(group, step.axes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """This step of a move of x."""
+        assert self.peers is not None, "this rank takes part"
+        mesh = self.group.mesh
+        samples, positions = (x.shape[dim] * Division(self.source[dim], ()).ways(mesh) for dim in (0, 1))
+        held, wanted = (
+            [held_block((samples, positions), self.group, each, rank) for rank in self.peers.ranks]
+            for each in (self.source, self.target)
+        )
         place = self.peers.place
-        if all(_inside(want, have) for want, have in zip(wanted, held, strict=True)):
-            return x.narrow(0, wanted[place][0] - held[place][0], wanted[place][1]).clone()
-        whole = (held[0][0], sum(count for _, count in held))
-        joins = all(a[0] + a[1] == b[0] for a, b in pairwise(held))
-        if joins and all(want == whole for want in wanted):
-            return torch.cat(self.peers.all_gather(x))
+        match self.way:
+            case "slice":
+                return x[wanted[place].within(held[place])].clone(memory_format=torch.contiguous_format)
+            case "all_gather":
+                dim = 0 if self.source.batch != self.target.batch else 1
+                return torch.cat(self.peers.all_gather(x), dim)
+            case "all_to_all":
+                sent = [x[want.common(held[place]).within(held[place])] for want in wanted]
+                return _put_together(self.peers.all_to_all(sent), held, wanted[place])
         return self._exchange(x, held, wanted)
 
-    def _exchange(self, x: Tensor, held: list[Run], wanted: list[Run]) -> Tensor:
-        """Every wanted sample comes from the nearest peer that holds it: oneself first."""
+    def _exchange(self, x: Tensor, held: list[Block], wanted: list[Block]) -> Tensor:
+        """Everything comes from the nearest peer that holds it: oneself first."""
         assert self.peers is not None
         place, size = self.peers.place, self.peers.size
-        sources = [_sources(wanted[to], held, to) for to in range(size)]
-        first = held[place][0]
-        sent = [x[[sample - first for sample in _from(sources[to], wanted[to], place)]] for to in range(size)]
-        mine = [_from(sources[place], wanted[place], other) for other in range(size)]
-        received = self.peers.exchange(sent, [(len(samples), *x.shape[1:]) for samples in mine])
-        order = torch.tensor([sample for samples in mine for sample in samples]).argsort()
-        return torch.cat(received)[order.to(x.device)]
+        plans = [_senders(wanted[to], held, to) for to in range(size)]
+        sent = [x[plans[to][place].within(held[place])] for to in range(size)]
+        shapes = [(*block.shape, *x.shape[2:]) for block in plans[place]]
+        return _put_together(self.peers.exchange(sent, shapes), plans[place], wanted[place])
 
 
-def _inside(inner: Run, outer: Run) -> bool:
-    return outer[0] <= inner[0] and inner[0] + inner[1] <= outer[0] + outer[1]
+def _senders(wanted: Block, held: list[Block], receiver: int) -> list[Block]:
+    """What each peer sends to one that wants a block: blocks that two hold are equal, and come from the nearer."""
+    found = [Block((0, 0), (0, 0))] * len(held)
+    for distance in range(len(held)):
+        peer = (receiver + distance) % len(held)
+        if held[peer] not in (held[(receiver + nearer) % len(held)] for nearer in range(distance)):
+            found[peer] = wanted.common(held[peer])
+    return [Block((0, 0), (0, 0)) if not block.tokens else block for block in found]
 
 
-def _sources(wanted: Run, held: list[Run], receiver: int) -> list[int]:
-    """For each wanted sample, the peer that sends it."""
-    by_distance = sorted(range(len(held)), key=lambda peer: (peer - receiver) % len(held))
-    return [
-        next(peer for peer in by_distance if held[peer][0] <= sample < sum(held[peer]))
-        for sample in range(wanted[0], sum(wanted))
-    ]
-
-
-def _from(sources: list[int], wanted: Run, peer: int) -> list[int]:
-    return [wanted[0] + offset for offset, source in enumerate(sources) if source == peer]
+def _put_together(pieces: list[Tensor], came_from: list[Block], wanted: Block) -> Tensor:
+    whole = pieces[0].new_empty((*wanted.shape, *pieces[0].shape[2:]))
+    for piece, block in zip(pieces, came_from, strict=True):
+        part = wanted.common(block)
+        if part.tokens:
+            whole[part.within(wanted)].copy_(piece)
+    return whole
 
 
 class _Moved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, move: Move, samples: int) -> Tensor:
-        ctx.back, ctx.samples = move.back, samples
-        return move(x, samples)
+    def forward(ctx: Any, x: Tensor, move: Move) -> Tensor:
+        ctx.back = move.back
+        return move(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.back(gradients[0].contiguous(), ctx.samples), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.back(gradients[0].contiguous()), None
 
 
-def moved(x: Tensor, move: Move, samples: int, held: int) -> Tensor:
-    """Apply a move to activations [held samples, ...] of a micro-batch of `samples`; gradients take the way back."""
-    assert x.shape[0] == held, f"{x.shape[0]} samples came in, {held} should have"
-    return _Moved.apply(x, move, samples)  # type: ignore[no-untyped-call, no-any-return]
+def moved(x: Tensor, move: Move) -> Tensor:
+    """Apply a move to activations [held samples, held positions, ...]; gradients take the way back."""
+    return _Moved.apply(x, move)  # type: ignore[no-untyped-call, no-any-return]

@@ -1,0 +1,31 @@
+"""A share of what `make parity` proves, another with each commit."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.parity.proof import Pools, prove_case
+from tests.parity.run import ROOT, case_named, names
+
+SHARES = 12
+
+
+def _turn() -> int:
+    """Which share it is: the commit's, or without git the first."""
+    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return int(told.stdout, 16) % SHARES if told.returncode == 0 else 0
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    """Ranks of any number."""
+    with Pools() as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", names()[_turn() :: SHARES])
+def test_many_processes_equal_one(pools: Pools, name: str) -> None:
+    case, _ = case_named(name)
+    proven = prove_case(pools, case)
+    assert proven.holds, f"{proven.says}; make parity CASE={name}"

@@ -1,0 +1,59 @@
+"""Families of models under mixed plans against one process: the same result, and the bytes that were predicted."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.plan import rules_families
+from meshwright.plan.spec import parse_role
+from meshwright.train.launch import WorkerPool
+from tests.parity import family_faults as faults
+from tests.parity.families import FAMILIES, STAGED
+from tests.parity.harness import EXACT, Case, Fault, judge, limits_of, many_processes, one_process, prove
+from tests.parity.moved import inputs_of, moved_as_predicted
+
+CASES = {**FAMILIES, **STAGED}
+FAULTS: dict[str, tuple[Fault, str, str]] = {
+    "a fused matrix cut as if it were plain": (faults.fused_as_if_plain, "phi3 with dropout", "loss"),
+    "heads cut as if all queries came first": (faults.interleaved_as_if_in_a_row, "gpt_neox with dropout", "loss"),
+    "norms that learn from their own heads": (faults.norms_of_other_heads_left_out, "qwen3, tied", "gradient"),
+    "an embedding that is not scaled": (faults.plain_lookup, "gemma3, windows, tied", "loss"),
+    "called dropout of the first samples": (
+        faults.called_dropout_of_the_first_samples,
+        "opt tied with dropout",
+        "loss",
+    ),
+}
+"""Each with a case that holds without it, and the quantity that it spoils."""
+
+
+def test_what_the_rules_call_proven_of_a_family_is_what_is_proven_here() -> None:
+    for name, proof in rules_families.FAMILIES.items():
+        cases = [case for case in CASES.values() if case.family == name]
+        roles = {
+            parse_role(role)
+            for case in cases
+            for _, rows in case.stages
+            for row in rows.values()
+            for role in row.values()
+        }
+        if name not in ("llama", "gpt2"):  # of which test_roles and test_pipelines prove more
+            assert {role.split for role in roles} == set(proof.splits)
+            assert {role.state for role in roles} == {None, "zero1", "zero2", "zero3"}
+            assert any(len(case.stages) > 1 for case in cases) == proof.stages
+            assert not proof.attention_dropout
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_many_processes_equal_one_and_move_what_was_predicted(pool: WorkerPool, case: Case) -> None:
+    wanted, inputs = one_process(case), inputs_of(case)
+    found = pool.run(many_processes, case, model=inputs.model, timeout=90.0)
+    verdicts = [judge(each, wanted, limits_of(case, wanted)) for each in found]
+    assert all(verdict.holds for verdict in verdicts), "\n".join(map(str, verdicts))
+    moved_as_predicted(inputs, found)
+
+
+@pytest.mark.parametrize(("fault", "name", "quantity"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_planted_fault_is_caught(pool: WorkerPool, fault: Fault, name: str, quantity: str) -> None:
+    found = [getattr(verdict, quantity) for verdict in prove(pool, replace(CASES[name], steps=1), fault)]
+    assert max(each[0] if isinstance(each, tuple) else each for each in found) > 1e5 * EXACT

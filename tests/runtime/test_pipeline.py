@@ -1,0 +1,75 @@
+"""What a pipeline leaves on a rank, and how it ends where a rank fails."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import meshwright as mw
+from meshwright.plan.groups import process_groups
+from meshwright.runtime import mesh
+from meshwright.runtime.shard import local_part
+from meshwright.train.launch import WorkerError, WorkerPool
+from tests.parity.harness import Case, batches, build, plan_of, recipe_of, relative
+from tests.parity.pipelines import PIPELINES
+
+ZERO3_TIED = replace(PIPELINES["1f1b, zero3 tied"], dropout=0.0)
+NAMES = ("transformer.wte.weight", "lm_head.weight")
+
+
+def _parallel(case: Case) -> Any:
+    module = build(case)
+    return mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+
+
+def _looked_at(case: Case) -> tuple[dict[str, int], list[float], bool, tuple[int, int]]:
+    """Numbers that this rank holds of each parameter; how far gradients of two calls are from twice those of one;
+    whether a tied parameter is the same by both names; process groups made, and how many are needed.
+    """
+    mesh._made_in.cache_clear()
+    parallel, batch = _parallel(case), batches(case)[0]
+    held = {name: local_part(each).numel() for name, each in parallel.module.named_parameters()}
+    parallel.forward_backward(batch)
+    once = {name: parallel.full_gradient(name) for name in parallel.names}
+    parallel.forward_backward(batch)
+    doubled = [relative(parallel.full_gradient(name), 2 * once[name]) for name in once]
+    same = torch.equal(*(parallel.full_parameter(name) for name in NAMES))
+    ties = parallel.place.inputs.model.tied_layers
+    sets = [each.ranks for each in process_groups(parallel.plan, ties) if each.purpose != "pipeline"]
+    distinct = {ranks for lists in sets for ranks in lists} | {tuple(range(dist.get_world_size()))}
+    return held, doubled, same, (len(parallel.place.processes._made.handles), len(distinct))
+
+
+def test_a_rank_holds_its_stage_alone_and_knows_every_parameter_by_all_its_names(pool: WorkerPool) -> None:
+    module = build(ZERO3_TIED)
+    whole = {name: each.numel() for name, each in module.named_parameters(remove_duplicate=False)}
+    for rank, (held, doubled, same, groups) in enumerate(pool.run(_looked_at, ZERO3_TIED)):
+        layers = ("transformer.wte", "transformer.wpe", "transformer.h.0.", "transformer.h.1.")
+        mine = {name for name in whole if name.startswith(layers) == (rank < 2)}
+        assert held == {name: whole[name] / 2 for name in mine}
+        assert max(doubled) < 1e-12
+        assert same
+        assert groups[0] == groups[1]
+
+
+def _fails_on_rank_2(case: Case) -> None:
+    parallel = _parallel(case)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("a pipe burst")
+
+    if dist.get_rank() == 2:
+        parallel.module.get_submodule("transformer.h.3.mlp").register_forward_pre_hook(fail)
+    parallel.forward_backward(batches(case)[0])
+
+
+def test_a_rank_that_fails_ends_all_and_says_where(pool: WorkerPool) -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 2 of 4: ValueError: a pipe burst") as caught:
+        pool.run(_fails_on_rank_2, PIPELINES["1f1b, tied"])
+    assert time.monotonic() - began < 30
+    assert caught.value.ranks == (2,)
+    assert "on rank 2, in layer decoder.3 of stage 1 (decoder.3, head): forward of micro-batch 0" in str(caught.value)

@@ -1,0 +1,26 @@
+"""Names of torch's that are not public still do what we use them for."""
+
+import torch
+from torch import nn
+
+from meshwright.runtime.torch_private import backward_for_input, backward_for_weights
+
+
+def test_the_halves_of_a_backward_are_the_whole_one() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), nn.LayerNorm(4)).double()
+    x, gradient = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+    whole = x.clone().requires_grad_()
+    torch.autograd.backward(module(whole), gradient)
+    wanted = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+    module.zero_grad()
+    half = x.clone().requires_grad_()
+    weights = list(module.parameters())
+    found, rest = backward_for_input(module(half), gradient, half, weights)
+    assert whole.grad is not None
+    assert torch.equal(found, whole.grad)
+    assert all(weight.grad is None for weight in weights), "the second half has not come yet"
+    backward_for_weights(weights, rest)
+    for weight, each in zip(weights, wanted, strict=True):
+        assert weight.grad is not None
+        assert torch.allclose(weight.grad, each, rtol=1e-13)
