@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.cost.orders import orders
+from meshwright.plan.orders import orders
 from meshwright.plan.words import Schedule
 from tests.test_broken_files import run
 from tests.test_cli import as_json
