@@ -22,7 +22,8 @@ One model differs more than two-fold between implementations, so both figures be
 * `nanotron`: FlashAttention and one kernel for a norm; activations are PyTorch's; what `tp+sp` gathers for a matrix
   stays (huggingface/nanotron, parallel/tensor_parallel/functional.py, 2025, without `tp_recompute_allgather`, which its
   benchmark does not set: peaks of runs with tensor ranks come out a third too low with it).
-* `internevo`: as `nanotron`, with InternEvo's optimizer (internlm/solver/optimizer/hybrid_zero_optim.py, 2023).
+* `internevo`: as `nanotron`, with a loss of one kernel, without buckets of DistributedDataParallel, and with the
+  optimizer of InternEvo (internlm/solver/optimizer/hybrid_zero_optim.py, 2023).
 * `megatron-flash-narrow`: as `megatron-flash`, but activations keep their input in fp8 where matrices do.
 * `megatron-fused-adding`: as `megatron-fused`, with Megatron-LM's gradient accumulation fusion of 2022.
 * `megatron-deepspeed`: the kernels of `megatron-fused` under DeepSpeed's ZeRO and pipeline (2022).

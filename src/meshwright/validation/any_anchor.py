@@ -26,7 +26,7 @@ class AnyAnchor(NamedTuple):
 def any_anchor(errors: Sequence[float]) -> AnyAnchor:
     """From the blind errors of at least two rows: those of the others once each has set the factor.
 
-    Of three rows, two predicted right and one at a half, the others are met by the first two alone in part:
+    Two rows predicted right, and one at a half of its time:
 
     >>> any_anchor([0.0, 0.0, -0.5])
     AnyAnchor(rows=3, median=0.25, low=0.25, high=0.625, met=0.0)

@@ -19,8 +19,8 @@ Sources, looked up in 2026-11:
   four samples: 35.6 and 8.8 ms), as of 50,257 columns, whose rows begin at no multiple of 16 bytes, and 50,432.
 * bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md: from 320 devices on runs hang unless
   CUDA_LAUNCH_BLOCKING=1 is set, as tr11-176B-ml.slurm has it.
-* Megatron-LM of 2022 and Megatron-Core sum the gradient of a matrix's input beside the product for that of its weight,
-  which adds it to the step's (LinearWithGradAccumulationAndAsyncCommunication, megatron/core/tensor_parallel).
+* Megatron-LM of mid-2022 (Korthikanti's) and Megatron-Core sum the gradient of a matrix's input beside the product for
+  its weight's, which adds that to the step's (LinearWithGradAccumulationAndAsyncCommunication).
 * InternLM/InternEvo, model/modeling_internlm.py, 2023: attention, rotary embedding and norm are kernels of their own,
   the gated activation PyTorch's, as in nanotron.
 * huggingface/nanotron: fp32 accumulation (in the rows' notes); flash attention, fused norms and rotary embeddings.

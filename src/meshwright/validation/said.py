@@ -50,13 +50,8 @@ SAID: tuple[Trap, ...] = (
         {"gpu": "GB300", "recompute": "selective (norm, act)"},
     ),
     _offloaded("LLAMA3_70B", "GB300", "^(FP8|NVFP4)", 20),
-    _offloaded("LLAMA3_70B", "GB300", "^BF16", 30),
     _offloaded("LLAMA3_70B", "GB200", "^FP8", 40),
-    _offloaded("LLAMA3_70B", "GB200", "^BF16", 20),
-    _offloaded("LLAMA3_70B", "^B200", "^FP8", 5),
     _offloaded("LLAMA3.1_405B", "GB200", "^FP8", 92),
-    _offloaded("LLAMA3.1_405B", "GB300", "^FP8", 10),
-    _offloaded("LLAMA3.1_405B", "GB300", "^BF16", 40),
     *(
         Trap("megatron_bridge", columns, "recompute: MLA's up-projections, of its performance scripts", _UP)
         for columns in ({"model_name": "DeepSeekV3", "gpu": "GB200|^B200"}, {"model_name": "Kimi_K2"})
