@@ -111,7 +111,7 @@ MESSAGES = [
     ("plan", "{tokens: 64}", "0", "f:5: recipe.sequence: must be greater than 0 (got 0)"),
     ("plan", "model: {name: gpt2}", "model: {}", "f:3: model.name: required key is missing"),
     ("plan", "recompute: full", "recompute: ful", "f:15: stages.0.layers.1.recompute: must be 'none', 'full' or 'selective'; did you mean 'full'? (got 'ful')"),
-    ("plan", "[matmul, attention]", "[matmul, 5]", "f:19: stages.1.layers.0.recompute.save.1: must be 'matmul', 'half-matmul', 'attention' or 'collective' (got 5)"),
+    ("plan", "[matmul, attention]", "[matmul, 5]", "f:19: stages.1.layers.0.recompute.save.1: must be 'matmul', 'half-matmul', 'qkv', 'attention' or 'collective' (got 5)"),
     ("plan", "meshwright_plan: 1", "meshwright_plan: 2", "f:1: meshwright_plan: this Meshwright reads version 1 (got 2)"),
     ("plan", "meshwright_plan: 1\n", "", "f: this is no plan: the key 'meshwright_plan: 1' is missing"),
     ("plan", "meshwright_plan: 1", "meshwright_model: 1", "f: this is no plan: the key 'meshwright_plan: 1' is missing (it says 'meshwright_model')"),

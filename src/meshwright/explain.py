@@ -32,6 +32,12 @@ class _Fault(NamedTuple):
         literal = self.detail["type"] == "literal_error" and not isinstance(self.detail["input"], str)
         return self.place == self.union and (literal or self.detail["type"] in _KINDS)
 
+    @property
+    def of_other_keys(self) -> bool:
+        """True where a record at the union's place has keys that this kind lacks, or lacks some that it has."""
+        unknown = self.detail["type"] == "misplaced" and self.detail["ctx"]["hidden"]
+        return self.place[:-1] == self.union and (unknown or self.detail["type"] == "missing")
+
 
 def explain(error: ValidationError, source: str, lines: Lines | None = None, data: Any = None) -> str:
     """pydantic's errors in our words, at most five lines; `data` is what was read, `lines` where its fields stand."""
@@ -75,7 +81,7 @@ def _is_label(step: str | int) -> bool:
 
 def _telling(found: list[_Fault]) -> Iterator[_Fault]:
     """The errors without those that only follow from another, or speak of a kind that the value plainly is not."""
-    hopeless = {(fault.union, fault.kind) for fault in found if fault.wrong_kind}
+    hopeless = {(fault.union, fault.kind) for fault in found if fault.wrong_kind or fault.of_other_keys}
     kinds: dict[Place | None, set[str | None]] = {}
     wanted: dict[Place | None, dict[str, None]] = {}
     around: set[Place] = set()

@@ -6,7 +6,8 @@ from functools import cache
 from typing import Any, Self
 
 from meshwright.train.launch import WorkerPool, preload
-from tests.parity.harness import Case, Outcome, judge, limits_of, many_processes, one_process
+from tests.parity.harness import Case, Outcome, build, judge, limits_of, many_processes, one_process
+from tests.parity.models import spec_of
 
 _OF_THE_REFERENCE = (
     "family", "tied", "dropout", "attention_dropout", "kv_heads", "vocabulary", "length", "layers", "heads", "hidden",
@@ -55,7 +56,7 @@ class Pools:
 def prove_case(pools: Pools, case: Case, timeout: float = 120.0) -> Proven:
     """Run a case on its ranks and judge each."""
     wanted = _reference(tuple((name, getattr(case, name)) for name in _OF_THE_REFERENCE))
-    found = pools.of(case.world_size).run(many_processes, case, timeout=timeout)
+    found = pools.of(case.world_size).run(many_processes, case, model=spec_of(build(case)), timeout=timeout)
     verdicts = [judge(each, wanted, limits_of(case, wanted)) for each in found]
     errors = [max(each.loss, each.norm, each.gradient[0], each.parameter[0]) for each in verdicts]
     red = next((str(each) for each in verdicts if not each.holds), "")

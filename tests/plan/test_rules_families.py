@@ -64,6 +64,14 @@ CASES = [
         {"plan/stages/0/layers/1/roles/dp": "dp"},
     ),
     Case(
+        "runtime-own-core",
+        {"model": data_of(_own()), "plan/stages/0/layers/1/recompute": "selective"},
+        "stages.0.layers.1 (decoder.0-1)",
+        "the runtime finds no core attention in a traced model to compute again",
+        "write 'recompute: full'",
+        {"plan/stages/0/layers/1/recompute": "full"},
+    ),
+    Case(
         "runtime-alibi",
         {
             "model": _tiny("falcon", alibi=True, multi_query=False, parallel_attn=False),

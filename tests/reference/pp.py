@@ -27,7 +27,7 @@ def receive(x: Tensor, source: int, cuts: list[dist.ProcessGroup]) -> Tensor:
 
 
 def step(model: Model, kept: Kept, job: Job) -> Tensor | None:
-    """Forwards and backwards in turn, then update. The last rank knows the loss."""
+    """Forwards and backwards in turn, then update. The last rank tells the loss to all."""
     rank, size, total, waiting, sent = dist.get_rank(), dist.get_world_size(), zeros(), [], []
     cuts = [dist.new_group([place, place + 1], group_desc="pipeline") for place in range(size - 1)]
     ends = dist.new_group([0, size - 1], group_desc="tied")
@@ -55,6 +55,6 @@ def step(model: Model, kept: Kept, job: Job) -> Tensor | None:
             total += backward().sum()
     if job.tied and rank in (0, size - 1):
         reduce()
-    reduce_numbers(norm=(squares := square(kept.values(), 1)))
+    reduce_numbers(loss=(told := total if rank == size - 1 else zeros()), norm=(squares := square(kept.values(), 1)))
     descend(kept.values(), squares)
-    return total if rank == size - 1 else None
+    return told

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from meshwright.model.hf_config import FAMILIES
+from meshwright.plan import rules_families
 from meshwright.plan.rules_runtime import PROVEN, PROVEN_SPLITS, PROVEN_STATES
 from meshwright.version import __version__
 
@@ -93,15 +94,15 @@ def runtime_facts(torch: dict[str, Any] | None) -> dict[str, Any]:
     """What our runtime is proven to run, read from its rules; `ready` where torch is here to run it."""
     return {
         "ready": torch is not None and "error" not in torch,
-        "stages": ["one: no pipelines yet"],
+        "stages": [f"several: {', '.join(name for name, proof in rules_families.FAMILIES.items() if proof.stages)}"],
         "roles": [*PROVEN_SPLITS, *(f"dp/{state}" for state in PROVEN_STATES)],
+        "families": [*rules_families.FAMILIES, "traced decoders of one's own"],
         **{name: list(PROVEN[field]) for name, field in _SETTINGS.items()},
     }
 
 
 _SETTINGS = {
     "schedules": "plan.schedule",
-    "families": "model.family",
     "dtypes": "recipe.precision.compute",
     "optimizers": "recipe.optimizer.name",
 }

@@ -118,6 +118,12 @@ def _dropped_between(inputs: Inputs) -> Iterator[Finding]:
             yield found(site.where)
 
 
+def _own_core(inputs: Inputs) -> Iterator[Finding]:
+    for site in inputs.sites if proof_of(inputs.model) is OWN else ():
+        if site.row.recompute == "selective":
+            yield found(site.where)
+
+
 FAMILY_RULES: tuple[Rule, ...] = (
     Rule(
         "runtime-family",
@@ -153,6 +159,13 @@ FAMILY_RULES: tuple[Rule, ...] = (
         _fused_heads,
         "queries, keys and values come from one matrix, and its {heads} KV heads are fewer than {ways} tensor ranks",
         "write a tp of {nearest}, or 'dp'",
+    ),
+    Rule(
+        "runtime-own-core",
+        "runtime",
+        _own_core,
+        "the runtime finds no core attention in a traced model to compute again",
+        "write 'recompute: full'",
     ),
     Rule(
         "runtime-alibi",
