@@ -112,8 +112,8 @@ def test_each_layer_keeps_what_autograd_keeps_in_float32(sample: Sample) -> None
 @pytest.mark.parametrize("sample", FIRST, ids=lambda sample: sample.name)
 def test_fused_kernels_move_no_more_than_those_they_are_made_of(sample: Sample) -> None:
     """Per layer, in bf16 on GPUs, for 2,048 positions of what has no length of its own. Megatron-LM's loss of 2022 is
-    cut into more kernels than torch's (`uses.loss_cut`), as is the RMS norm of 2023 (`uses.norm_divided`): these are
-    left out, the norm where it is compared with another.
+    cut into more kernels than torch's (`loss_uses.loss_cut`), as is the RMS norm of 2023 (`uses.norm_divided`): these
+    are left out, the norm where it is compared with another.
     """
     spec = sample.spec
     lengths = {name: stream.length or 2048 for name, stream in spec.streams.items()}

@@ -13,6 +13,7 @@ from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cluster.spec import Cluster
 from meshwright.model.resolve import resolve_model
 from meshwright.model.spec import ModelSpec
+from meshwright.plan.ranks import format_ranks
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.rules_families import FAMILIES, OWN, Proof
 from meshwright.plan.rules_runtime import PROVEN
@@ -91,7 +92,7 @@ def case_of(row: Row) -> Case | None:
     if row.schedule == ONE_STAGE:
         mesh, roles = _mesh(ranks, beside)
         rows = dict(zip(layers, map(roles, (row.first, row.first, row.second, row.second)), strict=True))
-        fields = {"micro_batches": 2, "groups": {"a": (_listed(0, ranks), mesh)}, "stages": (("a", rows),)}
+        fields = {"micro_batches": 2, "groups": {"a": (format_ranks(range(ranks)), mesh)}, "stages": (("a", rows),)}
         return sized(settings | fields, ranks, random)
     sizes = _halves(ranks, row)
     if sizes is None:
@@ -101,15 +102,11 @@ def case_of(row: Row) -> Case | None:
     on = CUTS.get(row.schedule, "ab")
     held = [layers[:2], layers[2:]] if len(on) == 2 else [(each,) for each in layers]
     fields = {
-        "groups": {"a": (_listed(0, sizes[0]), mesh_a), "b": (_listed(sizes[0], ranks), mesh_b)},
+        "groups": {"a": (format_ranks(range(sizes[0])), mesh_a), "b": (format_ranks(range(sizes[0], ranks)), mesh_b)},
         "stages": tuple((group, dict.fromkeys(each, roles_of[group])) for group, each in zip(on, held, strict=True)),
         "schedule": row.schedule,
     }
     return sized(settings | fields, max(sizes), random)
-
-
-def _listed(first: int, end: int) -> str:
-    return f"{first}-{end - 1}" if end - first > 1 else f"{first}"
 
 
 def _halves(ranks: int, row: Row) -> tuple[int, int] | None:
@@ -134,7 +131,7 @@ def _spec(case_fields: tuple[tuple[str, Any], ...]) -> ModelSpec:
     return resolve_model(spec_of(build(Case({}, {}, **dict(case_fields)))))
 
 
-_OF_THE_MODEL = (
+OF_THE_MODEL = (
     "family", "tied", "dropout", "attention_dropout", "kv_heads", "vocabulary", "length", "layers", "heads", "hidden"
 )  # fmt: skip
 
@@ -153,7 +150,7 @@ def _recipe(samples: int, length: int) -> Recipe:
 
 def refusals(case: Case) -> list[str]:
     """The names of the rules that refuse a case."""
-    spec = _spec(tuple((name, getattr(case, name)) for name in _OF_THE_MODEL))
+    spec = _spec(tuple((name, getattr(case, name)) for name in OF_THE_MODEL))
     inputs = Inputs(plan_of(case), spec, _cluster(case.world_size), _recipe(case.samples, case.length))
     return sorted({problem.rule for problem in check_plan(inputs, "runtime") if problem.severity == "error"})
 

@@ -4,6 +4,8 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+from meshwright.plan.ranks import format_ranks
+from meshwright.plan.rules_runtime import PROVEN
 from meshwright.plan.spec import STATEFUL, STATES
 from tests.parity.array import CUTS, OF_HER_OWN, PROOFS, SEED, refusals, sized, spans
 from tests.parity.harness import Case
@@ -20,7 +22,7 @@ DIVISIONS: dict[int, tuple[tuple[int, ...], ...]] = {
 """Ranks of a group → the meshes that they can make."""
 UNTIED = ("gpt_neox", OF_HER_OWN)
 """Families whose models here tie nothing."""
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
+SCHEDULES = tuple(map(str, PROVEN["plan.schedule"]))
 
 
 def drawn(number: int) -> tuple[Case, Counter[str]]:
@@ -48,9 +50,9 @@ def _draw(random: Random) -> Case:
         settings |= {"schedule": random.choice(SCHEDULES[:2]), "micro_batches": random.choice((1, 2, 4))}
         sizes, letters = {"a": ranks}, "a"
     meshes = {name: random.choice(DIVISIONS[size]) for name, size in sizes.items()}
-    starts = {"a": 0, "b": sizes["a"]}
+    ranks_of = {"a": range(sizes["a"]), "b": range(sizes["a"], sum(sizes.values()))}
     settings["groups"] = {
-        name: (_ranks(starts[name], sizes[name]), dict(zip("xyz", mesh, strict=False))) for name, mesh in meshes.items()
+        name: (format_ranks(ranks_of[name]), dict(zip("xyz", mesh, strict=False))) for name, mesh in meshes.items()
     }
     stages = [
         (name, {span: _roles(random, family, meshes[name]) for span in held})
@@ -65,10 +67,6 @@ def _draw(random: Random) -> Case:
 def _cut(layers: tuple[str, ...], stages: int) -> list[tuple[str, ...]]:
     each = len(layers) // stages
     return [layers[first : first + each] for first in range(0, len(layers), each)]
-
-
-def _ranks(first: int, count: int) -> str:
-    return f"{first}-{first + count - 1}" if count > 1 else f"{first}"
 
 
 def _roles(random: Random, family: str, mesh: tuple[int, ...]) -> dict[str, str]:

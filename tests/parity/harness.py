@@ -148,7 +148,7 @@ def batches(case: Case) -> list[dict[str, Tensor]]:
     return made
 
 
-def plan_of(case: Case, module: nn.Module | None = None) -> Plan:
+def plan_of(case: Case) -> Plan:
     """The case as a plan for `cpu:N`."""
     stages = case.stages or (("all", case.rows),)
     groups = case.groups or {"all": (f"0-{case.world_size - 1}", case.mesh)}
@@ -293,7 +293,7 @@ def many_processes(case: Case, fault: Fault = nullcontext, model: Any = None) ->
     """
     with fault():
         module = build(case)
-        parallel = mw.parallelize(module, plan_of(case, module), model=model, recipe=recipe_of(case))
+        parallel = mw.parallelize(module, plan_of(case), model=model, recipe=recipe_of(case))
         optimizer = optimizer_of(parallel.parameter_groups())
         losses, norms, gradients = [], [], {}
         counting = CountMessages()

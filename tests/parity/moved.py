@@ -15,7 +15,7 @@ def inputs_of(case: Case) -> Inputs:
     """The case as estimates see it, at the length of the step whose bytes are counted."""
     module = build(case)
     counted = replace(case, length=batches(case)[case.steps - 2]["input_ids"].shape[1])
-    return read_inputs(plan_of(counted, module), model=spec_of(module), recipe=recipe_of(counted))
+    return read_inputs(plan_of(counted), model=spec_of(module), recipe=recipe_of(counted))
 
 
 def moved_as_predicted(inputs: Inputs, found: list[Outcome]) -> None:

@@ -6,13 +6,11 @@ from functools import cache
 from typing import Any, Self
 
 from meshwright.train.launch import WorkerPool, preload
+from tests.parity.array import OF_THE_MODEL
 from tests.parity.harness import Case, Outcome, build, judge, limits_of, many_processes, one_process
 from tests.parity.models import spec_of
 
-_OF_THE_REFERENCE = (
-    "family", "tied", "dropout", "attention_dropout", "kv_heads", "vocabulary", "length", "layers", "heads", "hidden",
-    "samples", "steps", "padded",
-)  # fmt: skip
+_OF_THE_REFERENCE = (*OF_THE_MODEL, "samples", "steps", "padded")
 
 RUNS = 12
 """Cases that a pool's ranks run before others take their place."""

@@ -57,7 +57,7 @@ def _both_ways(case: Case) -> list[str]:
     wanted = {name: parameter.detach().clone() for name, parameter in whole.named_parameters()}
     buffers = dict(build(case).named_buffers())
     for module in (_on_meta(case), whole):
-        parallel = mw.parallelize(module, plan_of(case, whole), recipe=recipe_of(case))
+        parallel = mw.parallelize(module, plan_of(case), recipe=recipe_of(case))
         found = {name: parallel.full_parameter(name) for name in parallel.names}
         losses = [float(parallel.forward_backward(batch)) for batch in batches(case)[:2]]
         kept.append((found, losses, dict(module.named_buffers())))

@@ -17,7 +17,7 @@ CASES = {name: case for name, case in every().items() if "buckets" not in name a
 
 def _counted(case: Case) -> Counts:
     module = build(case)
-    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    parallel = mw.parallelize(module, plan_of(case), recipe=recipe_of(case))
     first, second, _ = batches(case)
     parallel.forward_backward(first)  # FSDP2 makes its own state in the first step
     with CountCollectives() as counting:
@@ -28,7 +28,7 @@ def _counted(case: Case) -> Counts:
 
 def _predicted(case: Case) -> Counts:
     module = build(case)
-    inputs = read_inputs(plan_of(case, module), model=module.config, recipe=recipe_of(case))
+    inputs = read_inputs(plan_of(case), model=module.config, recipe=recipe_of(case))
     counts: Counts = Counter()
     for collective in step_collectives(inputs):
         counts[collective.kind, round(collective.bytes)] += collective.count

@@ -21,7 +21,7 @@ from tests.runtime.counting import CountCollectives
 
 def _refused(case: Case, change: str) -> str:
     module = build(case)
-    plan = plan_of(case, module)
+    plan = plan_of(case)
     if change == "module":
         module.get_submodule("model").register_parameter("extra", nn.Parameter(torch.zeros(3)))
     if change == "meta":
@@ -83,20 +83,20 @@ def test_what_cannot_run_is_refused_with_the_reason(pool: WorkerPool, case: Case
 def test_a_program_that_formed_no_group_is_told_how() -> None:
     module = build(ROLES["dp"])
     with pytest.raises(PlanError, match="has no process group yet: start the program with torchrun"):
-        mw.parallelize(module, plan_of(ROLES["dp"], module), recipe=recipe_of(ROLES["dp"]))
+        mw.parallelize(module, plan_of(ROLES["dp"]), recipe=recipe_of(ROLES["dp"]))
 
 
 def _odd_one_out(change: str) -> str:
     """What every rank hears where the module of rank 2 alone is another."""
     case = ROLES["dp"]
     module = build(case)
-    plan = plan_of(case, module)
+    plan = plan_of(case)
     if dist.get_rank() == 2 and change == "extra":
         module.get_submodule("model").register_parameter("extra", nn.Parameter(torch.zeros(3)))
     if dist.get_rank() == 2 and change == "dtype":
         module = module.float()
     if dist.get_rank() == 2 and change == "plan":
-        plan = plan_of(Case(uniform(all="ep"), FLAT), module)
+        plan = plan_of(Case(uniform(all="ep"), FLAT))
     try:
         mw.parallelize(module, plan, recipe=recipe_of(case))
     except PlanError as error:
@@ -120,7 +120,7 @@ def test_what_one_rank_alone_finds_wrong_every_rank_hears(pool: WorkerPool, chan
 
 def _by_every_name(case: Case) -> tuple[bool, str]:
     """Whether a tied parameter and its gradient are the same by both names; and what is said of a name that is none."""
-    parallel = mw.parallelize(module := build(case), plan_of(case, module), recipe=recipe_of(case))
+    parallel = mw.parallelize(build(case), plan_of(case), recipe=recipe_of(case))
     parallel.forward_backward(batches(case)[0])
     names = ("model.embed_tokens.weight", "lm_head.weight")
     pairs = [[ask(name) for name in names] for ask in (parallel.full_parameter, parallel.full_gradient)]
@@ -140,7 +140,7 @@ def test_a_tied_parameter_answers_to_every_name(pool: WorkerPool, name: str) -> 
 def _gathered_before_layers(case: Case) -> list[int]:
     """All-gathers that were started before the insides of each decoder layer ran, in the second step's forward."""
     module = build(case)
-    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    parallel = mw.parallelize(module, plan_of(case), recipe=recipe_of(case))
     first, second, _ = batches(case)
     parallel.forward_backward(first)
     counting, seen = CountCollectives(), []
@@ -169,7 +169,7 @@ def _logged(case: Case) -> list[str]:
     logger = logging.getLogger("meshwright.runtime.parallelize")
     logger.addHandler(handler)
     try:
-        mw.parallelize(module := build(case), plan_of(case, module), recipe=recipe_of(case))
+        mw.parallelize(build(case), plan_of(case), recipe=recipe_of(case))
     finally:
         logger.removeHandler(handler)
     return heard
@@ -187,7 +187,7 @@ def test_what_has_no_effect_is_said_by_one_rank(pool: WorkerPool) -> None:
 def _state(case: Case) -> tuple[int, int, dict[str, tuple[int, ...]]]:
     module = build(case)
     whole = sum(parameter.numel() for parameter in module.parameters())
-    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    parallel = mw.parallelize(module, plan_of(case), recipe=recipe_of(case))
     parts = {name: tuple(_local(parameter).shape) for name, parameter in module.named_parameters()}
     return whole, sum(_local(parameter).numel() for parameter in parallel.module.parameters()), parts
 
@@ -211,7 +211,7 @@ def _group_count(case: Case) -> tuple[int, int]:
 
     mesh._made_in.cache_clear()
     module = build(case)
-    plan = plan_of(case, module)
+    plan = plan_of(case)
     parallel = mw.parallelize(module, plan, recipe=recipe_of(case))
     distinct = {frozenset(ranks) for each in process_groups(plan) for ranks in each.ranks} | {frozenset(range(4))}
     return len(parallel.place.processes._made.handles), len(distinct)
@@ -223,7 +223,7 @@ def test_there_are_no_more_process_groups_than_sets_of_ranks(pool: WorkerPool) -
 
 def _bad_batch(batch: dict[str, torch.Tensor], case: Case) -> str:
     module = build(case)
-    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    parallel = mw.parallelize(module, plan_of(case), recipe=recipe_of(case))
     try:
         parallel.forward_backward(batch)
     except PlanError as error:
@@ -257,7 +257,7 @@ def _built_from_own_seed() -> str:
         with torch.no_grad():
             module.get_parameter("model.layers.1.mlp.up_proj.weight").mul_(1.001)
     try:
-        mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+        mw.parallelize(module, plan_of(case), recipe=recipe_of(case))
     except PlanError as error:
         return str(error)
     return "accepted"
@@ -271,7 +271,7 @@ def test_ranks_that_start_from_other_values_are_told_so(pool: WorkerPool) -> Non
 def _twice(case: Case) -> list[float]:
     """How far the gradients of two calls are from twice those of one, at most, for each parameter."""
     module = build(case)
-    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    parallel = mw.parallelize(module, plan_of(case), recipe=recipe_of(case))
     batch = batches(case)[0]
     parallel.forward_backward(batch)
     once = {name: parallel.full_gradient(name) for name in parallel.layouts}
@@ -286,7 +286,7 @@ def test_gradients_of_two_calls_add_up(pool: WorkerPool, name: str) -> None:
 
 def _stepped(case: Case, foreach: bool) -> dict[str, torch.Tensor]:
     module = build(case)
-    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    parallel = mw.parallelize(module, plan_of(case), recipe=recipe_of(case))
     optimizer = torch.optim.AdamW(parallel.parameter_groups(), foreach=foreach)
     parallel.forward_backward(batches(case)[0])
     optimizer.step()

@@ -22,7 +22,7 @@ NAMES = ("transformer.wte.weight", "lm_head.weight")
 
 def _parallel(case: Case) -> Any:
     module = build(case)
-    return mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    return mw.parallelize(module, plan_of(case), recipe=recipe_of(case))
 
 
 def _looked_at(case: Case) -> tuple[dict[str, int], list[float], bool, tuple[int, int]]:

@@ -19,7 +19,7 @@ def _said_of(case: Case, device: str, spec: ModelSpec) -> str:
     module = build(case).to(device)
     modes = [each.training for each in module.modules()]
     try:
-        mw.parallelize(module, plan_of(case, module), model=spec, recipe=recipe_of(case))
+        mw.parallelize(module, plan_of(case), model=spec, recipe=recipe_of(case))
     except PlanError as error:
         return str(error)
     assert modes == [each.training for each in module.modules()][: len(modes)], "a check changes no module's mode"

@@ -42,7 +42,7 @@ class Kept(NamedTuple):
 def _counted(case: Case) -> Kept:
     with torch.device("meta"):
         module = build(case)
-    parallel = mw.parallelize(module, plan_of(case, module), recipe=recipe_of(case))
+    parallel = mw.parallelize(module, plan_of(case), recipe=recipe_of(case))
     resting, between = list(module.parameters()), []
 
     def note(*_: Any) -> None:
@@ -64,7 +64,7 @@ def _bytes(tensors: Sequence[Tensor]) -> int:
 
 def _predicted(case: Case) -> Kept:
     module: nn.Module = build(case)
-    inputs = read_inputs(plan_of(case, module), model=module.config, recipe=recipe_of(case))
+    inputs = read_inputs(plan_of(case), model=module.config, recipe=recipe_of(case))
     placement, found = Placement(inputs), States()
     for layer in inputs.model.layers:
         found = found.plus(layer_states(placement, placement.block_of[layer.name]))

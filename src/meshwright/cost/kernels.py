@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from meshwright.cost import attention_uses, scan_uses, uses
+from meshwright.cost import attention_uses, loss_uses, scan_uses, uses
 from meshwright.cost.calibration import Core
 from meshwright.cost.shares import Share
 from meshwright.cost.uses import Kernel, Storage, Use
@@ -162,7 +162,7 @@ _EAGER: dict[type, Kernel] = {
     Pool: uses.keeps_input,
     Contrast: uses.keeps_input,
     Parameter: uses.moves(0),
-    Loss: uses.loss_eager,
+    Loss: loss_uses.loss_eager,
 }
 _SDPA = _EAGER | {Attention: attention_uses.attention_sdpa, Dropout: uses.dropout_sdpa}
 _COMPILED = _SDPA | {
@@ -185,26 +185,26 @@ _FUSED = _EAGER | {
     Activation: uses.activation_fused,
     Dropout: uses.dropout_fused,
     Rotary: uses.moves(2),
-    Loss: uses.loss_cut,
+    Loss: loss_uses.loss_cut,
 }
 _FLASH = _FUSED | {
     Attention: attention_uses.attention_flash,
     Dropout: uses.dropout_flash,
-    Loss: uses.loss_joined,
+    Loss: loss_uses.loss_joined,
 }
 _UNFUSED: dict[type, Kernel] = {
     Norm: uses.norm_divided,
     Activation: uses.activation_eager,
     Rotary: uses.moves(10),
-    Loss: uses.loss_gathered,
+    Loss: loss_uses.loss_gathered,
 }
 _PLAIN = _FUSED | _UNFUSED | {Attention: attention_uses.attention_eager, Dropout: uses.dropout_eager}
 _PLAIN_FLASH = _FLASH | _UNFUSED | {Attention: attention_uses.attention_flash_copied, Dropout: uses.dropout_inside}
 _NANOTRON = _FLASH | {Linear: uses.linear, Activation: uses.activation_eager}
-_INTERNEVO = _NANOTRON | {Loss: uses.loss_fused}
+_INTERNEVO = _NANOTRON | {Loss: loss_uses.loss_fused}
 
 _TORCHTITAN = _COMPILED | {Attention: attention_uses.attention_repeated, Rotary: uses.moves(10)}
-_XENTROPY = _SDPA | {Loss: uses.loss_xentropy}
+_XENTROPY = _SDPA | {Loss: loss_uses.loss_xentropy}
 _UNPADDED = _XENTROPY | {Attention: attention_uses.attention_unpadded}
 
 _torch = partial(KernelSet, stops_early=True, retains=True, casts="twice", shards_masters=True)

@@ -47,19 +47,10 @@ fused without the function and what is put out, 2 x 20 (4 + 3 x 6).
 >>> used(experts_eager, experts), used(routed_experts, experts)
 ((1832, 3232), (880, 2992))
 
-A convolution keeps its 10 x 3 numbers, a product both operands, 10 x 4 and 2 x 4 x 3. A loss over 7 classes keeps 70
-log-probabilities in float32, and the logits where the caller holds them.
+A convolution keeps its 10 x 3 numbers, a product both operands, 10 x 4 and 2 x 4 x 3.
 
 >>> used(convolution, Convolution(inputs=3, outputs=4, kernel=(3,))), used(matmul, MatMul(inner=4, outputs=3))
 ((60, 212), (128, 188))
->>> used(loss_eager, Loss(classes=7)), used(loss_fused, Loss(classes=7))
-((420, 980), (280, 420))
-
-Gathered over two ranks of 7 classes each, twice as many, and the logits of the micro-batch before, 2 (280 + 140) + 280;
-by one kernel, these and ten numbers, with two metrics that read and write 2 x 70 (2 + 3 x 4) more, of which a third.
-
->>> used(loss_gathered, Loss(classes=7), tensor=2), used(loss_xentropy, Loss(classes=7))
-((1120, 1960), (180, 793.3333333333334))
 """
 
 from collections.abc import Callable
@@ -74,7 +65,6 @@ from meshwright.model.operators import (
     Embedding,
     Experts,
     Linear,
-    Loss,
     MatMul,
     Norm,
     Router,
@@ -175,7 +165,7 @@ def norm_divided(op: Norm, share: Share, storage: Storage) -> Use:
     float32, but the input itself divided, which is kept too. Of each number forward's kernels read or write 6 that are
     wide and 5 in the compute dtype. Backward's, of the gain 6 in that dtype, of both casts 2 of either kind, of the
     product with the root 6 and 2, of mean and square 8 wide ones, and 3 where the gradients of the input meet: in bf16
-    124 bytes in all, of which a third counts as forward's (see `loss_cut`). Layer norms are one kernel.
+    124 bytes in all, of which a third counts as forward's (see `loss_uses.loss_cut`). Layer norms are one kernel.
     """
     if op.kind != "rms":
         return norm_compiled(op, share, storage)
@@ -368,63 +358,3 @@ def matmul(op: MatMul, share: Share, storage: Storage) -> Use:
     """Both operands, the second taken to be one for each sample."""
     read = share.work.positions * op.inner + share.work.samples * op.inner * op.outputs
     return Use(storage.element * read, storage.element * (read + elements(op, share.work)))
-
-
-def loss_eager(op: Loss, share: Share, storage: Storage) -> Use:
-    """The log-probabilities, mostly in float32 or wider; the caller holds the logits. Read, widened, normalised.
-    Backward makes a gradient of the log-probabilities and one of the logits.
-    """
-    wide = storage.wide if storage.habits.wide_loss else storage.element
-    numbers = elements(op, share.work) * op.classes
-    held = numbers * storage.element
-    return Use(
-        numbers * wide + held,
-        numbers * (storage.element + 3 * wide),
-        held=held,
-        passing=2 * numbers * wide,
-    )
-
-
-def loss_cut(op: Loss, share: Share, storage: Storage) -> Use:
-    """As `loss_fused` keeps, but kernel by kernel: cast, largest, difference, exponentials, sum, and quotient, which
-    backward scales and casts back (megatron/core/tensor_parallel/cross_entropy.py, 2022): 38 and 14 bytes a logit in
-    fp16, of which a third counts as forward's here, since backward is taken to move twice as much.
-    """
-    numbers, wide = elements(op, share.work) * op.classes, storage.wide
-    return loss_fused(op, share, storage)._replace(moved=numbers * (2 * storage.element + 12 * wide) / 3)
-
-
-def loss_joined(op: Loss, share: Share, storage: Storage) -> Use:
-    """As `loss_fused` keeps, by a few kernels that each join some of `loss_cut`'s (megatron/core/fusions/
-    fused_cross_entropy.py, 2024): widened, the largest, difference and exponentials, their sum, quotient, and in
-    backward product and narrowed: 30 and 14 bytes a logit in bf16, of which a third counts as forward's.
-    """
-    numbers, wide = elements(op, share.work) * op.classes, storage.wide
-    return loss_fused(op, share, storage)._replace(moved=numbers * (2 * storage.element + 10 * wide) / 3)
-
-
-def loss_fused(op: Loss, share: Share, storage: Storage) -> Use:
-    """The logits in float32: 4 s b v (Korthikanti 2022, section 4.3)."""
-    numbers = elements(op, share.work) * op.classes
-    return Use(numbers * storage.wide, numbers * (storage.element + storage.wide))
-
-
-def loss_gathered(op: Loss, share: Share, storage: Storage) -> Use:
-    """As `loss_eager`, of all classes on each tensor rank. The buffers of the pipeline hold the logits of the
-    micro-batch before as well (Aleph-Alpha/scaling, 2024: transformer/model/layers/lm_head.py,
-    core/nn/pipeline_schedule/train.py).
-    """
-    use = loss_eager(op.model_copy(update={"classes": op.classes * share.tensor}), share, storage)
-    return use._replace(kept=use.kept + use.held, held=2 * use.held)
-
-
-def loss_xentropy(op: Loss, share: Share, storage: Storage) -> Use:
-    """The logits, which the caller holds, and a number a row; backward makes their gradient in the same dtype
-    (flash_attn/losses/cross_entropy.py, 2023). Composer takes two metrics of the logits besides, cross entropy and
-    perplexity, each of which widens them and makes log-probabilities of them (trainer.py, _eval_train_metrics, and
-    metrics/nlp.py, 2023): a third of that counts as forward's here, since backward is taken to move twice as much.
-    """
-    rows = elements(op, share.work)
-    held = rows * op.classes * storage.element
-    metrics = 2 * rows * op.classes * (storage.element + 3 * storage.wide)
-    return Use(held + 4 * rows, held + metrics / 3, held=held, passing=held)

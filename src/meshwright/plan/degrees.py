@@ -15,7 +15,8 @@ from meshwright.plan.spec import STATEFUL
 RankOrder = Literal["megatron", "megatron-pp-dp"]
 """Megatron-LM's order of ranks, or that of its `--use-tp-pp-dp-mapping`, where pp varies faster than dp."""
 
-_COUNTED = ("tp", "ulysses", "cp", "pp", "ep", "etp")
+COUNTED = ("tp", "ulysses", "cp", "pp", "ep", "etp")
+"""Those that one says; dp is what devices they leave."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ def fit_devices(
 
     Raises PlanError where the degrees do not divide the devices, or need more of them.
     """
-    for name, size in (*((name, getattr(degrees, name)) for name in _COUNTED), ("dp", dp)):
+    for name, size in (*((name, getattr(degrees, name)) for name in COUNTED), ("dp", dp)):
         if size is not None and size < 1:
             raise PlanError(f"{name} counts ranks, from 1 on (got {size})")
     world, without_dp = cluster.size, degrees.stage * degrees.pp

@@ -35,10 +35,9 @@ def token_loss(logits: Tensor, targets: Tensor, vocabulary: Peers | None = None,
     wide = wide if wide.dtype == torch.float64 else wide.float()
     if vocabulary is None:
         return functional.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
-    filled = vocabulary.size * wide.shape[1] - (size or vocabulary.size * wide.shape[1])
-    if filled:
+    if size is not None and vocabulary.size * wide.shape[1] > size:
         own = torch.arange(wide.shape[1], device=wide.device) + vocabulary.place * wide.shape[1]
-        wide = wide.masked_fill(own >= (size or 0), -torch.inf)
+        wide = wide.masked_fill(own >= size, -torch.inf)
     return _SplitCrossEntropy.apply(wide, targets, vocabulary)  # type: ignore[no-untyped-call, no-any-return]
 
 

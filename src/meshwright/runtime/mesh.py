@@ -126,7 +126,7 @@ class Peers:
 
     def reduce_scatter(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's of as many equal slices along a dim of the sum over the group."""
-        pieces = torch.cat([piece.reshape(1, *piece.shape) for piece in self._to_group(tensor.chunk(self.size, dim))])
+        pieces = torch.stack(self._to_group(tensor.chunk(self.size, dim)))
         out = pieces.new_empty(pieces.shape[1:])
         _reduce_scatter(out, pieces.flatten(0, 1), group=self.handle)
         return out

@@ -108,10 +108,6 @@ class ParallelModel:
             dist.broadcast(whole, self.place.groups[owner.group].devices[0])
         return whole
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.module.parameters()).device
-
     def _check_batch(self, batch: Mapping[str, Tensor]) -> None:
         for name in ("input_ids", "labels"):
             if name not in batch:

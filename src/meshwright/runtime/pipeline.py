@@ -1,7 +1,6 @@
 """One step of a pipeline on this rank: the actions of its schedule, and the messages between groups."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -85,7 +84,7 @@ class _UnderWay:
             self._pipeline.sequence.enter(self._batch, self._pipeline.counter.first_sample, self._like.device)
         stage.sync(last=last, each=place.inputs.plan.execution.sync == "each")
         try:
-            with self._precision():
+            with kept(self._like.dtype):
                 self._actions[step.kind](step.stage, step.micro_batch)
         except Exception as error:
             error.add_note(standing(error, step, place, stage))
@@ -100,9 +99,6 @@ class _UnderWay:
         """Wait until a message has left, and let go of its memory."""
         for work, _ in self._sent.pop(key, []):
             work.wait()
-
-    def _precision(self) -> AbstractContextManager[object]:
-        return kept(self._like.dtype)
 
     def _forward(self, stage: int, number: int) -> None:
         placed = self._place.of_stage(stage)

@@ -1,9 +1,9 @@
 """This rank's place in a plan: its stages, which samples it holds under each layer, and whom it talks to."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from meshwright.model.operators import Attention
 from meshwright.model.spec import Layer
 from meshwright.plan.groups import Purpose, axis_groups, local_batch, purpose_axes
 from meshwright.plan.rules import Inputs
@@ -67,22 +67,32 @@ class Place:
         """The model's layer."""
         return self.inputs.model.by_name[placed.layer]
 
+    @cached_property
+    def _known(self) -> dict[tuple[str, tuple[str, ...]], Peers | None]:
+        return {}
+
+    def _over(self, placed: Placed, axes: Iterable[str]) -> Peers | None:
+        """Whom this rank works with over some axes of a layer's group, found once: layers ask in every forward."""
+        key = placed.group, tuple(axes)
+        if key not in self._known:
+            self._known[key] = self.processes.over(self.groups[placed.group], key[1])
+        return self._known[key]
+
     def peers(self, placed: Placed, purpose: Purpose) -> Peers | None:
         """Whom this rank works with for a purpose; none where it is alone, or not in the layer's group."""
         axes = purpose_axes(placed.row)[purpose]
-        return self.processes.over(self.groups[placed.group], axes) if axes else None
+        return self._over(placed, axes) if axes else None
 
     def reducing(self, placed: Placed) -> Peers | None:
         """Of a layer's shard group: the ranks whose gradients add up. Those of `copy` axes are equal."""
         row = placed.row
-        axes = [axis for axis in row.state_axes() if row.roles[axis].split != "copy"]
-        return self.processes.over(self.groups[placed.group], axes)
+        return self._over(placed, (axis for axis in row.state_axes() if row.roles[axis].split != "copy"))
 
     def sharing_heads(self, placed: Placed) -> Peers | None:
         """The ranks that hold the same KV heads, where these are fewer than tensor ranks."""
         group, axes = self.groups[placed.group], purpose_axes(placed.row)["tensor"]
         lists = axis_groups(group, axes)
-        heads = [each.kv_heads for each in self.layer(placed).stack.operators if isinstance(each, Attention)]
+        heads = [each.kv_heads for each in self.inputs.model.attentions(placed.layer)]
         copies = max([1, *(len(lists[0]) // count for count in heads)])
         return self.processes.among(
             tuple(ranks[at : at + copies] for ranks in lists for at in range(0, len(ranks), copies))
@@ -90,13 +100,12 @@ class Place:
 
     def tensor_ranks(self, placed: Placed) -> TensorRanks | None:
         """Over whom a layer's matrices are cut; none where they are whole, or this rank is not in the layer's group."""
-        group, row = self.groups[placed.group], placed.row
-        every, plain = self.peers(placed, "tensor"), self.processes.over(group, row.axes("tp"))
+        every, plain = self.peers(placed, "tensor"), self._over(placed, placed.row.axes("tp"))
         return TensorRanks(every, plain, self.scattered(placed)) if every else None
 
     def scattered(self, placed: Placed) -> Peers | None:
         """The ranks of `tp+sp`."""
-        return self.processes.over(self.groups[placed.group], placed.row.axes("tp+sp"))
+        return self._over(placed, placed.row.axes("tp+sp"))
 
     def make_groups(self) -> None:
         """Ask for the process groups that `process_groups` does not list, those of other groups' layers too: every rank
