@@ -95,3 +95,9 @@ def test_the_command_reads_what_the_plan_is_for(tmp_path: Path) -> None:
     assert "recompute full → none" in found.output
     twice = CliRunner().invoke(app, ["plan", "--near", str(written), "--seq", "512"])
     assert "says that already; leave it out" in str(twice.exception)
+
+
+def test_what_no_time_was_left_to_search_has_a_bound_by_its_flops() -> None:
+    found = mw.plan(MODEL, "4xh100", RECIPE, near=GIVEN, time_limit=1e-6)
+    assert 0 < found.bound <= found.estimate.step_time_s
+    assert found.gap > 0

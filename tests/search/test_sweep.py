@@ -140,3 +140,24 @@ def test_the_command_takes_the_same_wishes() -> None:
     wrong = CliRunner().invoke(app, [*asked, "--global-batch", "many"])
     assert wrong.exit_code != 0
     assert "write a number, or a range" in str(wrong.exception)
+
+
+def test_one_device_has_a_price_too() -> None:
+    said = CliRunner().invoke(
+        app,
+        [
+            "plan",
+            "--model",
+            "gpt2",
+            "--cluster",
+            "1xh100",
+            "--seq",
+            "1024",
+            "--global-batch",
+            "8",
+            "--objective",
+            "money",
+        ],
+    )
+    assert said.exit_code == 0, said.output
+    assert "USD" in said.output

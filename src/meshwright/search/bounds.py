@@ -59,6 +59,11 @@ def alone(problem: Problem, calibration: Calibration, tp: int = 1) -> Bench:
     return Bench(problem, choice, without_losses(calibration))
 
 
+def least_step(problem: Problem, calibration: Calibration) -> float:
+    """Seconds that a step takes at least by its FLOPs."""
+    return whole_work(alone(problem, calibration)).total.both / problem.devices
+
+
 def whole_work(bench: Bench) -> "Floor":
     """Of the whole batch on one device: as parts of it, however small, no device does it faster."""
     counts: dict[int, tuple[Layer, int]] = {}

@@ -11,16 +11,16 @@ from meshwright.cost.calibration import Calibration, public_calibration
 from meshwright.cost.estimate import estimate_plan
 from meshwright.errors import PlanError
 from meshwright.model.spans import parse_span
-from meshwright.plan.degrees import Degrees
+from meshwright.plan.degrees import COUNTED, Degrees
 from meshwright.plan.rules import Inputs
 from meshwright.plan.spec import Offload, Plan, Row
 from meshwright.search.answer import Answer, Candidate, Progress, Step, fits_within, in_order
+from meshwright.search.bounds import least_step
 from meshwright.search.choice import RECOMPUTES, Choice, inputs_of
 from meshwright.search.problem import Problem, Wishes
 from meshwright.search.scoped import search
 from meshwright.search.space import Shape
 
-DEGREES = ("tp", "ulysses", "cp", "pp", "ep", "etp")
 SETTINGS = ("zero", "recompute", "schedule")
 _SAME = 1e-4
 """Of a step: less is no gain worth a line."""
@@ -66,7 +66,7 @@ class Coordinates(NamedTuple):
 
 
 def _moved(one: "Coordinates | Shape", other: "Coordinates | Shape") -> list[str]:
-    names = [name for name in DEGREES if getattr(one, name) != getattr(other, name)]
+    names = [name for name in COUNTED if getattr(one, name) != getattr(other, name)]
     if "etp" in names and one.etp == one.tp and other.etp == other.tp:
         names.remove("etp")
     if one.samples != other.samples and one.micro_batches != other.micro_batches:
@@ -185,7 +185,7 @@ class Near:
         assert plan is not None, "a plan is near"
         estimate = estimate_plan(inputs_of(self.problem, plan), self.calibration)
         base = coordinates(inputs_of(self.problem, plan))
-        degrees = Degrees(**{name: getattr(base, name) for name in (*DEGREES, "dp")}, rank_order="megatron")
+        degrees = Degrees(**{name: getattr(base, name) for name in (*COUNTED, "dp")}, rank_order="megatron")
         choice = Choice(degrees, (), plan.micro_batches, plan.schedule, base.virtual)
         return Candidate(plan, choice, 0.0, estimate, fits_within(estimate, self.problem.wishes.memory_limit))
 
@@ -220,16 +220,16 @@ class Near:
     def _search(self, free: tuple[str, ...]) -> None:
         """All shapes within the changes that the free settings leave."""
         left = self.problem.wishes.time_limit - (time.perf_counter() - self.began)
-        if self.stopped or left <= 0:
-            self.stopped = self.stopped or f"the time limit of {self.problem.wishes.time_limit:g} s"
-            self.bound = 0.0 if self.bound == math.inf else self.bound
-            return
         most = self.problem.wishes.changes - len(free)
         try:
             wishes = replace(self._fixed(self.base, free), time_limit=max(_LEAST, left / 2))
         except PlanError:
             return  # what is asked for contradicts what the plan has
         around = self.problem._replace(wishes=wishes, only=lambda shape: len(_moved(self.base, shape)) <= most)
+        if self.stopped or left <= 0:
+            self.stopped = self.stopped or f"the time limit of {self.problem.wishes.time_limit:g} s"
+            self.bound = min(self.bound, least_step(around, self.calibration))
+            return
         found = self._run(around, self.best if self.best.fits else None)
         if found is None:
             return
@@ -295,7 +295,7 @@ class Near:
         """The search's plan with exactly these choices; none where there is none that fits."""
 
         def only(shape: Shape) -> bool:
-            same = all(getattr(shape, name) == getattr(at, name) for name in DEGREES)
+            same = all(getattr(shape, name) == getattr(at, name) for name in COUNTED)
             return same and (shape.samples == at.samples or shape.micro_batches == at.micro_batches)
 
         try:

@@ -8,7 +8,7 @@ from meshwright.cost.calibration import Calibration, public_calibration
 from meshwright.errors import PlanError
 from meshwright.recipe.resolve import resolve_recipe
 from meshwright.search.answer import Answer, Progress, Tried
-from meshwright.search.bounds import alone, whole_work
+from meshwright.search.bounds import least_step
 from meshwright.search.choice import degrees_of
 from meshwright.search.front import searched_front
 from meshwright.search.near import find_near
@@ -119,7 +119,7 @@ class Sweep:
         {"time": self._fastest, "devices": self._fewest}.get(self.problem.wishes.objective, self._every)()
         if self.best is None:
             raise PlanError(self._refusal())
-        if len(self.tried) > 1 or self.problem.wishes.global_batch:
+        if len(self.tried) > 1 or self.problem.wishes.global_batch or self.problem.wishes.objective == "money":
             self.best.tried = tuple(self.tried)
         self.best.considered, self.best.simulated = self.considered, self.simulated
         self.best.objective, self.best.search_s = self.problem.wishes.objective, time.perf_counter() - self.began
@@ -149,7 +149,7 @@ class Sweep:
         """Whether a case could be faster by its FLOPs alone."""
         if self.best is None:
             return True
-        paced = case.recipe.global_batch / self._floor(case)
+        paced = case.recipe.global_batch / least_step(case, self.calibration)
         return paced > self.best.plan.recipe.global_batch / self.best.estimate.step_time_s
 
     def _every(self) -> None:
@@ -173,16 +173,12 @@ class Sweep:
 
     def _in_time(self, case: Problem) -> bool:
         """Whether a case may be fast enough by its FLOPs alone; said where it is not."""
-        floor = self._floor(case)
+        floor = least_step(case, self.calibration)
         unmet = case.wishes.unmet(floor, self._tokens(case) / floor)
         if unmet is not None:
             why = f"its computing alone takes {show_seconds(floor)}"
             self.tried.append(Tried(case.devices, case.recipe.global_batch, None, why))
         return unmet is None
-
-    def _floor(self, case: Problem) -> float:
-        """Seconds that a step takes at least by its FLOPs."""
-        return whole_work(alone(case, self.calibration)).total.both / case.devices
 
     @staticmethod
     def _tokens(case: Problem) -> float:
