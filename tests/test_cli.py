@@ -15,7 +15,7 @@ import pytest
 from rich.text import Text
 
 import meshwright as mw
-from meshwright.cli import _EXIT_CODES
+from meshwright.cli.estimate import _EXIT_CODES
 from meshwright.plan.spec import Plan
 from meshwright.plan.words import Schedule
 from meshwright.report.check import Judgement

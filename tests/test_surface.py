@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 import meshwright as mw
-from meshwright.cli import app
+from meshwright.cli import command_line
 
 GOLDEN = Path(__file__).with_name("surface.txt")
 UPDATE = "if the change is meant: .venv/bin/python tests/test_surface.py"
@@ -22,7 +22,7 @@ def surface() -> str:
 def verbs() -> list[str]:
     """The verbs with their arguments and options; an option that may be left out stands in brackets."""
     lines = []
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(command_line())
     for name, verb in {"": command, **getattr(command, "commands", {})}.items():
         lines.append(f"meshwright {name}".strip())
         for parameter in verb.params:
@@ -61,7 +61,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 
 def test_every_verb_says_what_it_does_with_an_example() -> None:
-    for name, verb in getattr(typer.main.get_command(app), "commands", {}).items():
+    for name, verb in getattr(typer.main.get_command(command_line()), "commands", {}).items():
         assert verb.help, f"{name} has no help"
         assert f"meshwright {name} " in f"{verb.epilog} ", f"{name} has no example"
         assert "as_json" in {parameter.name for parameter in verb.params}, f"{name} has no --json"

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import meshwright as mw
-from meshwright.cli import app
+from meshwright.cli import command_line
 from meshwright.plan.spec import Plan
 from meshwright.search.answer import Progress
 from meshwright.search.planner import Search
@@ -18,7 +18,7 @@ ASKED = ["plan", "--model", "llama-3.1-8b", "--cluster", "8xh100", "--seq", "819
 
 def test_json_has_the_plan_its_estimate_the_gap_and_what_lost(tmp_path: Path) -> None:
     written = tmp_path / "plan.yaml"
-    found = CliRunner().invoke(app, [*ASKED, "--tp", "2", "-o", str(written), "--json"])
+    found = CliRunner().invoke(command_line(), [*ASKED, "--tp", "2", "-o", str(written), "--json"])
     assert found.exit_code == 0, found.output
     answer = json.loads(found.output)
     assert {"plan", "estimate", "gap", "search_s", "alternatives"} <= answer.keys()
@@ -28,7 +28,7 @@ def test_json_has_the_plan_its_estimate_the_gap_and_what_lost(tmp_path: Path) ->
 
 
 def test_a_person_reads_the_proof_and_why_others_lost() -> None:
-    found = CliRunner().invoke(app, ASKED)
+    found = CliRunner().invoke(command_line(), ASKED)
     assert found.exit_code == 0, found.output
     assert "nothing of the space takes less than" in found.output
     assert "the best of other kinds" in found.output

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import meshwright as mw
-from meshwright.cli import app
+from meshwright.cli import command_line
 from meshwright.search.answer import Answer, point_of
 from tests.cost.build import llama
 
@@ -39,10 +39,10 @@ def test_each_point_is_what_a_search_under_its_limit_finds(answer: Answer) -> No
 
 
 def test_the_command_prints_the_front_and_has_it_in_json() -> None:
-    found = CliRunner().invoke(app, [*ASKED, "--front"])
+    found = CliRunner().invoke(command_line(), [*ASKED, "--front"])
     assert found.exit_code == 0, found.output
     assert "step time against memory limit\n" in found.output
-    plain = json.loads(CliRunner().invoke(app, [*ASKED, "--json"]).output)
+    plain = json.loads(CliRunner().invoke(command_line(), [*ASKED, "--json"]).output)
     assert plain["front"][0]["step_time_s"] == plain["estimate"]["step_time_s"]
     assert plain["front"][0].keys() == {"memory_limit_bytes", "step_time_s", "bound_s", "degrees"}
     assert all(each["bound_s"] is None for each in plain["front"])

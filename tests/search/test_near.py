@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import meshwright as mw
-from meshwright.cli import app
+from meshwright.cli import command_line
 from meshwright.errors import PlanError
 from meshwright.plan.rules import Inputs
 from meshwright.search.near import beyond, coordinates
@@ -89,11 +89,11 @@ def test_what_cannot_be_is_said(wishes: dict[str, Any], said: str) -> None:
 def test_the_command_reads_what_the_plan_is_for(tmp_path: Path) -> None:
     written = tmp_path / "given.yaml"
     mw.uniform_plan("gpt2", "2xh100", mw.recipe(global_batch=8, sequence=512), recompute="full").write(written)
-    found = CliRunner().invoke(app, ["plan", "--near", str(written), "--changes", "2"])
+    found = CliRunner().invoke(command_line(), ["plan", "--near", str(written), "--changes", "2"])
     assert found.exit_code == 0, found.output
     assert "from the given plan" in found.output
     assert "recompute full → none" in found.output
-    twice = CliRunner().invoke(app, ["plan", "--near", str(written), "--seq", "512"])
+    twice = CliRunner().invoke(command_line(), ["plan", "--near", str(written), "--seq", "512"])
     assert "says that already; leave it out" in str(twice.exception)
 
 

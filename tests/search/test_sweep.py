@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import meshwright as mw
-from meshwright.cli import app
+from meshwright.cli import command_line
 from meshwright.cluster.spec import Cluster
 from meshwright.errors import PlanError
 from meshwright.search.answer import Answer, Tried
@@ -82,7 +82,7 @@ def test_a_number_of_devices_that_cannot_all_be_used_leaves_some_idle_and_says_w
     assert "no" in whole.why
     assert found.plan.world_size == found.devices < 7
     said = CliRunner().invoke(
-        app,
+        command_line(),
         ["plan", "--model", "gpt2", "--cluster", "7xh100", "--seq", "512", "--global-batch", "32", "--forbid", "pp"],
     )
     assert said.exit_code == 0, said.output
@@ -131,20 +131,21 @@ def test_what_cannot_be_is_said(cluster: Any, wishes: dict[str, Any], said: str)
 def test_the_command_takes_the_same_wishes() -> None:
     asked = ["plan", "--model", "gpt2", "--cluster", "2xh100", "--seq", "512", "--json"]
     found = CliRunner().invoke(
-        app, [*asked, "--global-batch", "8..16:8", "--objective", "devices", "--within", "30s", "--at-least", "1e3"]
+        command_line(),
+        [*asked, "--global-batch", "8..16:8", "--objective", "devices", "--within", "30s", "--at-least", "1e3"],
     )
     assert found.exit_code == 0, found.output
     answer = json.loads(found.output)
     assert (answer["objective"], answer["devices"]) == ("devices", 1)
     assert [(each["devices"], each["global_batch"]) for each in answer["tried"]] == [(1, 8), (1, 16)]
-    wrong = CliRunner().invoke(app, [*asked, "--global-batch", "many"])
+    wrong = CliRunner().invoke(command_line(), [*asked, "--global-batch", "many"])
     assert wrong.exit_code != 0
     assert "write a number, or a range" in str(wrong.exception)
 
 
 def test_one_device_has_a_price_too() -> None:
     said = CliRunner().invoke(
-        app,
+        command_line(),
         [
             "plan",
             "--model",

@@ -1,0 +1,99 @@
+"""Which plan is best."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from meshwright.cli.base import app
+from meshwright.cli.options import (
+    SEQUENCE,
+    ZERO,
+    CalibrationOption,
+    ClusterOption,
+    Json,
+    ModelOption,
+    RecipeOption,
+    Recompute,
+    Whole,
+    number,
+)
+from meshwright.plan.words import Kernels, Schedule
+
+_FORBID = "What no layer may do: tp, pp, cp, ulysses, ep, zero1, zero2, zero3, hsdp, full, selective; may be repeated."
+_LIMIT = "Of a device, where it is less than it has: 60GB, 60GiB."
+_GAP = "End when nothing can be faster by more than this share."
+_BATCHES = "Samples per step, without a recipe; of a range, the batch with most tokens per second."
+_FRONT = "Search under smaller memory limits too, each within the time limit, for what less memory costs."
+_NEAR = "Begin from this plan, for what it is for, and change a few choices of it; each with its gain."
+_SYSTEMS = "any|runtime|megatron|torchtitan|deepspeed"
+_OBJECTIVE = "The shortest step; most tokens/s and device; fewest devices that are fast enough; least money a token."
+Objective = Literal["time", "tokens-per-device", "devices", "money"]
+_PLAN_EXAMPLES = """Example: meshwright plan --model llama-3.1-70b --cluster 8x8xh100 --seq 8192 --global-batch 512
+
+Example: meshwright plan --model llama-3.1-8b --cluster 8xh100 --seq 8192 --global-batch 64 --tp 2 -o plan.yaml"""
+
+
+@app.command(short_help="Find the fastest plan that fits.", epilog=_PLAN_EXAMPLES)
+def plan(
+    context: typer.Context,
+    *,
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
+    recipe: RecipeOption = None,
+    seq: Annotated[str | None, typer.Option("--seq", metavar="N|STREAM=N,...", help=SEQUENCE)] = None,
+    global_batch: Annotated[
+        str | None, typer.Option("--global-batch", metavar="N|LO..HI[:STEP]", help=_BATCHES)
+    ] = None,
+    objective: Annotated[Objective, typer.Option(help=_OBJECTIVE)] = "time",
+    within: Annotated[str | None, typer.Option("--within", metavar="TIME", help="What a step may take: 30s.")] = None,
+    at_least: Annotated[
+        float | None, typer.Option("--at-least", metavar="N", help="Tokens per second that are wanted: 1e6.")
+    ] = None,
+    devices: Annotated[
+        Whole, number("--devices", "Use so many of the cluster's devices; the others stay idle.")
+    ] = None,
+    tp: Annotated[Whole, number("--tp", "Fix the tensor-parallel ways.")] = None,
+    pp: Annotated[Whole, number("--pp", "Fix the pipeline-parallel ways.")] = None,
+    cp: Annotated[Whole, number("--cp", "Fix the ring context-parallel ways.")] = None,
+    ulysses: Annotated[Whole, number("--ulysses", "Fix the all-to-all sequence-parallel ways.")] = None,
+    ep: Annotated[Whole, number("--ep", "Fix the expert-parallel ways.")] = None,
+    etp: Annotated[Whole, number("--etp", "Fix the tensor-parallel ways inside the experts.")] = None,
+    dp: Annotated[Whole, number("--dp", "Fix the data-parallel ways.")] = None,
+    zero: Annotated[Whole, typer.Option("--zero", metavar="0|1|2|3", help=ZERO)] = None,
+    micro_batch: Annotated[Whole, number("--micro-batch", "Fix the samples of a micro-batch for each dp rank.")] = None,
+    micro_batches: Annotated[Whole, number("--micro-batches", "A count, in place of --micro-batch.")] = None,
+    virtual: Annotated[Whole, number("--virtual", "Fix the stages on each pipeline rank.")] = None,
+    schedule: Annotated[Schedule | None, typer.Option(help="Fix it; none: 1f1b and interleaved.")] = None,
+    recompute: Annotated[Recompute | None, typer.Option(help="Fix it for all numbered layers.")] = None,
+    forbid: Annotated[list[str] | None, typer.Option("--forbid", metavar="SPLIT|STATE|RECOMPUTE", help=_FORBID)] = None,
+    memory_limit: Annotated[str | None, typer.Option("--memory-limit", metavar="SIZE", help=_LIMIT)] = None,
+    front: Annotated[bool, typer.Option("--front", help=_FRONT)] = False,
+    near: Annotated[str | None, typer.Option("--near", metavar="PLAN", help=_NEAR)] = None,
+    changes: Annotated[Whole, number("--changes", "Choices in which the answer may differ from --near; 3.")] = None,
+    scope: Annotated[str, typer.Option("--for", metavar=_SYSTEMS, help="What must be able to run it.")] = "any",
+    kernels: Annotated[Kernels | None, typer.Option(help="What the implementation fuses and keeps.")] = None,
+    gap: Annotated[float, typer.Option("--gap", metavar="SHARE", help=_GAP)] = 0.01,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", metavar="SECONDS", help="Answer with the best by then.")
+    ] = 10,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="PATH", help="Write the plan here.")] = None,
+    calibration: CalibrationOption = None,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest plan that fits, with a proof of how far it can be from the best. Ctrl-C answers at once."""
+    from meshwright.cost.calibration import read_calibration
+    from meshwright.report.plan import clear_line, plan_blocks, plan_data, progress_line
+    from meshwright.report.screen import show
+    from meshwright.request import Named, question_of, with_sources
+    from meshwright.search.sweep import find
+
+    named = Named(model, cluster, recipe)
+    problem = question_of(named, context.params)
+    reached = read_calibration(calibration) if calibration else None
+    try:
+        answer = find(problem, reached, progress_line())
+    finally:
+        clear_line()
+    if output:
+        with_sources(answer.plan, named, output).write(output)
+    show(as_json, lambda: plan_data(answer), lambda: plan_blocks(answer))
