@@ -2,7 +2,7 @@
 
 from tests.parity.cases import SQUARE
 from tests.parity.harness import Case
-from tests.parity.pipelines import DP, TP, TWO, staged
+from tests.parity.pipelines import CUTS, DP, TP, TWO, staged
 
 _ENDS = {"node": "dp/zero1", "gpu": "tp"}
 _MIXED = (
@@ -42,14 +42,19 @@ FAMILIES: dict[str, Case] = {
         stages=(("all", {span: {"node": "dp", "gpu": "dp/zero3"} for span in ("embed", "decoder.0-3", "head")}),),
     ),
     "her own, traced, with dropout": _case("OwnTransformer", "blocks", dropout=0.1),
+    "bert tied with dropout": _case("bert", "encoder", tied=True, dropout=0.1),
+    "vit with dropout": _case("vit", "encoder", dropout=0.1),
 }
 """Unlike neighbours under all states that families have in common."""
 
 
-def _staged(family: str, roles: object = TP, schedule: str = "1f1b", **settings: object) -> Case:
+def _staged(
+    family: str, roles: object = TP, schedule: str = "1f1b", layers: str = "decoder", **settings: object
+) -> Case:
     fields = {"groups": TWO, "micro_batches": 4, "schedule": schedule, **settings}
     on = "abba" if schedule == "zbv" else "ab"
-    return Case({}, {}, family, stages=staged(on, roles), **fields)  # type: ignore[arg-type]
+    cut = [spans.replace("decoder", layers) for spans in CUTS[len(on)]]
+    return Case({}, {}, family, stages=staged(on, roles, *cut), **fields)  # type: ignore[arg-type]
 
 
 STAGED: dict[str, Case] = {
@@ -59,5 +64,6 @@ STAGED: dict[str, Case] = {
     "gemma3, 1f1b, windows, tied": _staged("gemma3_text", tied=True),
     "gpt_neox, zbv": _staged("gpt_neox", schedule="zbv", dropout=0.1),
     "opt, 1f1b, tied": _staged("opt", DP, tied=True, dropout=0.1),
+    "opt, zbv, outputs of layers are views": _staged("opt", schedule="zbv"),
 }
 """On two stages, or four."""

@@ -27,6 +27,8 @@ def backward_for_input(
     output: Tensor, gradient: Tensor | None, received: Tensor, weights: Sequence[nn.Parameter]
 ) -> tuple[Tensor, WeightsHalf]:
     """The gradient of `received`, and what `backward_for_weights` needs. Detaches `output` from its graph."""
+    if output._is_view():  # OPT's layers return one; torch detaches in place, which a view cannot
+        output = output.clone()
     gradients = None if gradient is None else [gradient]
     (found,), half = stage_backward_input([output], gradients, [received], iter(weights))
     assert found is not None
