@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.cluster import facts
 from meshwright.cost.calibration import IDEAL, Calibration
 from meshwright.cost.estimate import Estimate, estimate_plan
-from meshwright.cost.hiding import ring_left, tensor_left, weights_left
+from meshwright.cost.hiding import product_left, ring_left, tensor_left
 from meshwright.cost.layer_times import LayerSeconds, time_layer
 from meshwright.cost.placement import Placement
 from meshwright.cost.wires import Wires
@@ -127,24 +128,46 @@ def test_each_part_is_cut_by_its_own_ranks() -> None:
 
 @QUICK
 @given(seconds, seconds, st.floats(0, 1))
-def test_of_sums_beside_weights_at_least_what_does_not_fit_stays(
+def test_of_an_exchange_beside_a_product_at_least_what_does_not_fit_stays(
     exchanged: float, computing: float, contention: float
 ) -> None:
-    stays = weights_left(exchanged, computing, contention)
+    stays = product_left(exchanged, computing, contention)
     assert max(0.0, exchanged - computing) <= stays * (1 + 1e-9) + 1e-9
     assert stays <= exchanged * (1 + contention) * (1 + 1e-9) + 1e-9
 
 
-@pytest.mark.parametrize(("split", "apart"), [("tp", 0.0), ("tp+sp", 1 / 2)])
-def test_sums_of_inputs_gradients_hide_beside_the_products_for_weights(split: str, apart: float) -> None:
-    """Of wide layers on two ranks: forward's exchanges wait as before, and of backward's the gathers alone, each of
-    which takes as long as the scattering of a sum.
+def cut(split: str, kernels: str, overlap: tuple[str, ...], sequence: int = 4096) -> tuple[float, float]:
+    """Seconds that a wide layer on two tensor ranks waits for exchanges, forward and backward."""
+    asked: dict[str, Any] = {"execution": {"overlap": list(overlap), "kernels": kernels}, "sequence": sequence}
+    placement = Placement(inputs(WIDE, "2xh100", {"t": 2}, {"t": split}, batch=1, **asked), IDEAL)
+    layer = time_layer(placement, Wires(placement), placement.block_of["decoder.1"])
+    forward, backward = (way.spent.parts.get("tensor", 0.0) for way in (layer.forward, layer.backward))
+    return forward, backward
+
+
+@pytest.mark.parametrize(("split", "kernels", "stays"), [("tp", "megatron-fused", 0.0), ("tp+sp", "nanotron", 1 / 2)])
+def test_sums_of_inputs_gradients_hide_beside_the_products_for_weights(split: str, kernels: str, stays: float) -> None:
+    """Forward's exchanges wait as before, and of backward's the gathers for matrices that are cut by rows alone, each
+    of which takes as long as the scattering of a sum.
     """
-    layers = []
-    for overlap in ((), ("weights",)):
-        asked: dict[str, Any] = {"execution": {"overlap": list(overlap), "kernels": "hf-sdpa"}, "sequence": 4096}
-        placement = Placement(inputs(WIDE, "2xh100", {"t": 2}, {"t": split}, batch=1, **asked), IDEAL)
-        layers.append(time_layer(placement, Wires(placement), placement.block_of["decoder.1"]))
-    waited, hidden = ([way.spent.parts.get("tensor", 0.0) for way in (one.forward, one.backward)] for one in layers)
-    assert hidden[0] == waited[0] > 0
-    assert hidden[1] == pytest.approx(apart * waited[1])
+    apart, beside = cut(split, kernels, ()), cut(split, kernels, ("weights",))
+    assert beside[0] == apart[0] > 0
+    assert beside[1] == pytest.approx(stays * apart[1])
+
+
+def test_what_is_gathered_again_for_weights_hides_beside_the_products_for_inputs() -> None:
+    """Backward gathers twice for matrices cut by rows, twice again for those cut by columns, and scatters twice."""
+    apart, beside = (cut("tp+sp", "megatron-flash", overlap) for overlap in ((), ("weights",)))
+    assert beside[1] == pytest.approx(apart[1] / 3)
+
+
+def test_a_sum_hides_beside_the_product_of_its_own_matrix_alone() -> None:
+    """By hand, two ranks of 4,096 positions: the sum for queries has 2 x 4,096 x 4,096 bytes, and its own product
+    4,096 x 2,048 x 4,096 multiplications; those of keys and values, which read the same, wait for it. That of the
+    MLP's gate is as long again, and hides its sum.
+    """
+    link = facts.link("nvlink4")
+    sum_of_queries = 2 * (link.latency + 2 * 4096 * 4096 / 2 / link.bandwidth)
+    product = 2 * 4096 * 2048 * 4096 / 989.4e12
+    assert cut("tp", "hf-sdpa", ("weights",))[1] == pytest.approx(sum_of_queries - product, rel=1e-3)
+    assert cut("tp", "megatron-fused", ("weights",))[1] == 0

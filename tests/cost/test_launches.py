@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from meshwright.cost.calibration import IDEAL  # noqa: E402
 from meshwright.cost.compute import layer_load  # noqa: E402
 from meshwright.cost.kernels import KERNEL_SETS  # noqa: E402
-from meshwright.cost.launches import BACKWARD, LAUNCHES, Launches, launched  # noqa: E402
+from meshwright.cost.launches import BACKWARD, EXCHANGE, LAUNCHES, Launches, launched  # noqa: E402
 from meshwright.cost.layer_times import time_layer  # noqa: E402
 from meshwright.cost.placement import Placement  # noqa: E402
 from meshwright.cost.shares import Extent, Learning, Share, layer_shares  # noqa: E402
@@ -169,10 +169,10 @@ def test_a_loss_is_not_launched_again() -> None:
     assert of_layer([alone(Loss(classes=16))], "full") == Launches(5, pytest.approx(5 * BACKWARD))
 
 
-def test_each_exchange_is_a_launch() -> None:
+def test_each_exchange_takes_the_calls_of_a_collective() -> None:
     """Of a layer under tp: an all-reduce after each part forward, and one before each backward."""
     one, cut = (launches_of({"all": role}) for role in ("copy", "tp"))
-    assert (cut[0] - one[0], cut[1] - one[1]) == (2, pytest.approx(2))
+    assert (cut[0] - one[0], cut[1] - one[1]) == (2 * EXCHANGE, pytest.approx(2 * EXCHANGE))
 
 
 def launches_of(roles: dict[str, str]) -> tuple[float, float]:

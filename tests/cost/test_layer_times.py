@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
+from meshwright.cluster import facts
 from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cost.calibration import IDEAL, Calibration
 from meshwright.cost.estimate import Estimate, estimate_plan
-from meshwright.cost.layer_times import _rows, adding_up, time_layer
+from meshwright.cost.layer_times import LayerSeconds, OneWay, Spent, _rows, adding_up, time_layer
 from meshwright.cost.offload import host_link
+from meshwright.cost.overlap import Streams, one_pass
 from meshwright.cost.placement import Placement
+from meshwright.cost.volumes import block_flows
 from meshwright.cost.wires import Wires
 from tests.cost.build import inputs, llama
 
@@ -212,3 +215,44 @@ def test_no_product_adds_the_gradient_of_a_table() -> None:
     numbers = sum(operator.parameters() for operator in table.stack.operators)
     assert adding_up(placement, table) == pytest.approx(numbers * (2 + 2 + 2 * 4) / memory)
     assert adding_up(placement, layer) == 0
+
+
+def zero3(kernels: str) -> LayerSeconds:
+    """A layer over four nodes of one device."""
+    execution = {"kernels": kernels}
+    placement = Placement(inputs(llama(), "4x1xh100", {"all": 4}, {"all": "dp/zero3"}, execution=execution), IDEAL)
+    return time_layer(placement, Wires(placement), placement.block_of["decoder.1"])
+
+
+def test_what_is_gathered_matrix_by_matrix_is_gathered_in_as_many_pieces() -> None:
+    """Seven matrices of a Llama layer, which take as many latencies; the bytes are the same."""
+    whole, pieces = zero3("hf-eager"), zero3("mingpt")
+    latency = facts.link("ib-ndr400").latency
+    steps = 2  # of a tree over four ranks
+    assert (whole.forward.pieces, pieces.forward.pieces) == (1, 7)
+    assert pieces.forward.gather - whole.forward.gather == pytest.approx(6 * steps * latency, rel=1e-6)
+    assert [sum(time.gather for time in layer.forward.times) for layer in (whole, pieces)] == pytest.approx(
+        [whole.forward.gather, pieces.forward.gather]
+    )
+
+
+def test_of_pieces_the_first_alone_is_waited_for_where_the_others_hide() -> None:
+    way = OneWay(Spent({"forward": 7.0}), gather=3.5, pieces=7)
+    passed = one_pass([time for layer in (way, way) for time in layer.times], Streams())
+    assert passed.exposed == pytest.approx(3.5 / 7)
+
+
+def test_owners_of_whole_tensors_broadcast_them_one_after_the_other() -> None:
+    """Nine tensors of a Llama layer, 39 in all: each is sent round 64 ranks. Where ranks are fewer, each sends its
+    tensors at once. Gradients are summed by all.
+    """
+    found = {}
+    for cluster, ranks in (("8x8xa100-80gb", 64), ("1x8xa100-80gb", 8)):
+        execution = {"kernels": "internevo"}
+        given = inputs(llama(), cluster, {"all": ranks}, {"all": "dp/zero1"}, batch=ranks, execution=execution)
+        flows = block_flows(Placement(given), Placement(given).block_of["decoder.1"])
+        assert {flow.kind for flow in flows} == {"all_reduce", "broadcast"}
+        [sent] = [flow for flow in flows if flow.kind == "broadcast"]
+        found[ranks] = sent.times, sent.bytes * sent.times
+    assert (found[64][0], found[8][0]) == (9, 2)
+    assert found[64][1] == found[8][1]

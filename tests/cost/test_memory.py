@@ -9,12 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.activations import layer_activations
+from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.cost.layer_states import States, layer_states
 from meshwright.cost.memory import Instant, Memory, group_memory, plan_memory
 from meshwright.cost.placement import Placement
+from meshwright.cost.shares import Share
+from meshwright.cost.uses import Storage
 from meshwright.model.hf_config import from_config
+from meshwright.model.operators import Loss
 from meshwright.model.resolve import CATALOG, resolve_model
 from meshwright.model.spec import ModelSpec
+from meshwright.model.work import Work
 from meshwright.plan.orders import Order, orders
 from meshwright.plan.rules import Inputs
 from meshwright.plan.words import Schedule
@@ -410,3 +415,25 @@ def test_eager_attention_needs_gradients_of_long_rows_of_scores_on_its_way(lengt
     placement = Placement(given_inputs)
     layer = layer_activations(placement, placement.block_of["decoder.0"])
     assert (layer.whole > layer.kept) == more
+
+
+def test_copies_that_an_optimizer_makes_do_not_depend_on_how_gradients_add_up() -> None:
+    """InternEvo's AdamW: twice float32 beside each number that it steps and the reduced shard once more; its float32
+    gradient is one more where gradients add up in bf16.
+    """
+    found = []
+    for reduce in ("bf16", "fp32"):
+        recipe = {"precision": {"reduce": reduce}}
+        given = inputs(
+            llama(), "8xh100", {"all": 8}, {"all": "dp/zero1"}, recipe=recipe, execution={"kernels": "internevo"}
+        )
+        placement = Placement(given)
+        block = placement.block_of["decoder.1"]
+        found.append(layer_states(placement, block).widened / (block.stack.parameters / 8))
+    assert found == [2 * 4 + 4 + 2, 2 * 4 + 4]
+
+
+def test_what_no_gradient_comes_by_holds_nothing_in_backward() -> None:
+    loss = Share(Loss(classes=16), Work(1, 8, 8), learns=False, passes=False)
+    kernels = KERNEL_SETS["hf-eager"]
+    assert kernels.use(loss, Storage()).passing == 0 < kernels.use(loss._replace(passes=True), Storage()).passing

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.flows import Flow
-from meshwright.cost.moves import Division, by_tokens, crossing, division, moves, pairs
+from meshwright.cost.moves import crossing, moves, pairs
+from meshwright.plan.divisions import Division, by_tokens, division
 from meshwright.plan.groups import local_batch
 from meshwright.plan.spec import Group, Row
 from tests.cost.build import QUICK
@@ -89,7 +90,7 @@ def _received(flow: Flow) -> float:
 def test_experts_take_the_positions_that_a_rank_has_whichever_they_are() -> None:
     dense = Row(span="decoder.0", roles={"a": "dp", "b": "copy", "c": "tp+sp"})  # type: ignore[dict-item]
     routed = Row(span="decoder.0", part="experts", roles={"a": "ep", "b": "copy", "c": "ep"})  # type: ignore[dict-item]
-    assert moves(MESH, by_tokens(dense, MESH), by_tokens(routed, MESH), SIZE) == []
+    assert moves(MESH, *by_tokens(dense, routed, MESH), SIZE) == []
     assert division(dense, MESH) == Division(("a",), ("c",))
 
 

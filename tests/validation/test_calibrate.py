@@ -9,7 +9,7 @@ from meshwright.cost.estimate import estimate_plan
 from meshwright.errors import MeshwrightError
 from meshwright.report.calibrate import base_of
 from meshwright.validation.calibrate import calibrate, unrelated
-from meshwright.validation.constants import CLOCKED, apply, constants_for, kin_of
+from meshwright.validation.constants import CLOCKED, apply, constants_for, guessed, kin_of
 from meshwright.validation.frameworks import framework_of
 from meshwright.validation.predictor import Job, Predictor
 from meshwright.validation.rows import read_rows
@@ -87,6 +87,9 @@ def test_each_constant_says_where_its_guess_is_from() -> None:
     assert "issue 147971" in said["by_rows"]
     assert "Shah 2024" in said["own_flash"]
     assert not said["contention"]
+    for chip in ("v100", "b200", "mi300x"):  # nobody's readings of another chip
+        said = {each.name: each.source for each in constants_for([chip])}
+        assert not any(said.get(name) for name in ("flash", "own_flash", "inner"))
 
 
 def test_packages_of_one_chip_share_its_constants() -> None:
@@ -98,3 +101,11 @@ def test_packages_of_one_chip_share_its_constants() -> None:
     assert fitted["h100-500w"].matmul == pytest.approx(fitted["h100"].matmul * CLOCKED["h100-500w"], abs=1e-4)
     assert fitted["h100-500w"].memory == fitted["h100"].memory
     assert fitted["a100-80gb"].own_flash is None
+
+
+def test_devices_that_nothing_is_known_of_have_what_is_fitted_for_all_and_guesses() -> None:
+    constants = constants_for(["a100-80gb"])
+    values = [each.guess * 0.9 for each in constants]
+    others = apply(guessed(public_calibration()), constants, values, ["a100-80gb"]).others
+    assert others.edge == pytest.approx(270)
+    assert (others.matmul, others.memory, others.softmax) == (0.60, 0.75, 32.0)

@@ -85,3 +85,14 @@ def test_no_fold_has_seen_the_lab_or_the_framework_family_that_it_is_for() -> No
         labs, families = ({kind[at] for kind in kinds[source]} for at in (0, 1))
         for name in seen:
             assert not any(lab in labs or family in families for lab, family in kinds[name]), (source, name)
+
+
+def test_a_fold_says_nothing_of_the_families_that_were_left_out() -> None:
+    """Nor do devices that it does not name have what runs on others were not fitted to."""
+    rows = read_rows()
+    for source, fold in read_folds(FOLD_OF).items():
+        own = {framework_of(row).family for row in rows if row.source == source}
+        assert source == "nanotron" or not own & set(fold.software)
+        named = fold.devices["h100"]
+        shared = ("narrow", "by_rows", "unaligned", "unaligned_batched", "batched", "early_flash", "edge", "start")
+        assert [getattr(fold.others, name) for name in shared] == [getattr(named, name) for name in shared]

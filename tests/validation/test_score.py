@@ -65,3 +65,18 @@ def test_a_fault_of_ours_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError) as found:
         score(Task(measured()))
     assert found.value.__notes__ == ["while scoring rows.csv:2"]
+
+
+def test_the_chance_of_running_out_is_that_of_devices_and_hosts() -> None:
+    """A trillion parameters, with what layers keep, rest on the hosts of 128 A100, which are fuller than these."""
+    rows = read_rows([DATA / "pytorch_blogs.csv"])
+    [row] = [
+        row
+        for row in rows
+        if row.text("model_name") == "GPT-1T" and "CPU offload" in row.text("zero_stage_or_sharding")
+    ]
+    estimate, found = estimate_plan(setting_of(row)), score(Task(row)).predicted
+    assert found is not None
+    [host] = estimate.hosts
+    assert host.capacity == 1152 * 2**30  # Amazon's p4d, which its network tells
+    assert found.running_out == host.out_of_memory > max(each.out_of_memory for each in estimate.memory)

@@ -29,7 +29,7 @@ cards. The slowest level decides, of a device alone in its node too: what leaves
 import bisect
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -45,6 +45,7 @@ TRAFFIC: dict[Kind, Traffic] = {
     "all_reduce": "ring",
     "all_gather": "ring",
     "reduce_scatter": "ring",
+    "broadcast": "ring",
     "all_to_all": "spread",
     "exchange": "scatter",
     "p2p": "hop",
@@ -89,6 +90,11 @@ def seconds(kind: Kind, size: float, ranks: int, way: Way) -> float:
     0.092
     >>> seconds("all_gather", 8e9, 1, Way(bandwidth=100e9, latency=1e-3))
     0.0
+
+    A broadcast goes once round a ring, whatever its size: NCCL has no tree for it (src/graph/tuning.cc).
+
+    >>> round(seconds("broadcast", 8e9, 8, Way(bandwidth=100e9, latency=1e-3)), 6)
+    0.087
     """
     if ranks <= 1:
         return 0.0
@@ -98,6 +104,8 @@ def seconds(kind: Kind, size: float, ranks: int, way: Way) -> float:
     if TRAFFIC[kind] != "ring":
         return (ranks - 1) * way.latency + moved / way.bandwidth
     ring = (ranks - 1) * way.ring_latency + moved / way.bandwidth
+    if kind == "broadcast":
+        return ring
     once = min(ring, math.ceil(math.log2(ranks)) * way.latency + size / way.bandwidth)
     if kind != "all_reduce":
         return once
@@ -149,7 +157,16 @@ class Network:
                 [self.cluster.links[pool.levels[0].link].bandwidth for pool in cluster.pools],
             )
         )
+        # What leaves a node is no sooner there than what stays, whatever was read off for each link by itself.
+        self._step = np.array([self.cluster.links[pool.levels[0].link].latency for pool in cluster.pools])
         self._ways: dict[tuple[bytes, Traffic, int], Way] = {}
+        self._memo: dict[object, Way] = {}
+
+    def once(self, key: object, make: Callable[[], Way]) -> Way:
+        """The way that `make` gives, found once for each key."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
 
     def way(self, ranks: ArrayLike, traffic: Traffic = "ring") -> Way:
         """What a process group gets, while the other devices of its nodes form groups like it."""
@@ -192,13 +209,14 @@ class Network:
             case "hop":
                 bandwidth = self._hop(ranks, units, members, out)
         alone = self._first[self._pools(ranks[members[units] == 1])].tolist()
-        way = Way(min([bandwidth, *alone]), out.latency, out.reduces)
+        latency = max(out.latency, float(self._step[self._pools(ranks)].max()))
+        way = Way(min([bandwidth, *alone]), latency, out.reduces)
         within = [self._known(each, traffic, whole) for each in self._inside(ranks, units, members)]
         for inner in within:
             way = way.no_better_than(inner)
         # Of a ring's steps one leaves each unit; the others stay inside.
-        inner_latency = max((inner.ring_latency for inner in within), default=out.latency)
-        around = (len(members) * out.latency + (len(ranks) - len(members)) * inner_latency) / len(ranks)
+        inner_latency = max((inner.ring_latency for inner in within), default=latency)
+        around = (len(members) * latency + (len(ranks) - len(members)) * inner_latency) / len(ranks)
         return way._replace(around=around)
 
     def _inside(self, ranks: Integers, units: Integers, members: Integers) -> Iterator[Integers]:
@@ -230,22 +248,28 @@ class Network:
             np.array([getattr(out, name) for out in outs])[kinds] for name in ("bandwidth", "nearest", "cards", "unit")
         )
         busiest = max(int(np.unique(side, return_counts=True)[1].max()) for side in table.T)
-        slowest = math.inf
+        slowest, latency = math.inf, max(out.latency for out in outs)
         for ranks in table.T:
             pools = self._pools(ranks)
+            latency = max(latency, float(self._step[pools].max()))
             units = (unit * MAX_POOLS + pools) * MAX_DEVICES + (ranks - self._starts[pools]) // unit
             _, places, counts = np.unique(units, return_inverse=True, return_counts=True)
             most = bandwidth * np.minimum(nearest, cards * busiest / counts[places])
             slowest = min(slowest, float(np.minimum(most, self._first[pools]).min()))
-        return Way(slowest, max(out.latency for out in outs))
+        return Way(slowest, latency)
 
     def _patterns(self, groups: Integers) -> Integers:
         """As `pattern`, for many groups at once: [groups, ranks]."""
-        pools, lowest = self._pools(groups[:, 0]), groups.min(axis=1)
-        starts, below = self._starts[pools], self._below[pools]
-        inside = (lowest >= starts) & (groups.max(axis=1) < starts + self._sizes[pools])
-        moved: Integers = groups - ((lowest - starts) // below * below * inside)[:, None]
+        moved: Integers = groups - self._shifts(groups[:, 0], groups.min(axis=1), groups.max(axis=1))[:, None]
         return moved
+
+    def _shifts(self, first: Integers, lowest: Integers, highest: Integers) -> Integers:
+        """As `shift`, for many at once."""
+        pools = self._pools(first)
+        starts, below = self._starts[pools], self._below[pools]
+        inside = (lowest >= starts) & (highest < starts + self._sizes[pools])
+        found: Integers = (lowest - starts) // below * below * inside
+        return found
 
     def nodes(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node: devices that links of the innermost kind join, whatever levels these make up."""
@@ -275,10 +299,7 @@ class Network:
         """How far ranks, by the first, the lowest and the highest of them, lie from the first such place in their pool;
         none where they lie in several.
         """
-        number = self._pool(first)
-        start, below = self.cluster.starts[number], int(self._below[number])
-        apart = lowest < start or highest >= start + self._sizes[number]
-        return 0 if apart else (lowest - start) // below * below
+        return int(self._shifts(*(np.array([rank]) for rank in (first, lowest, highest)))[0])
 
     def _pool(self, rank: int) -> int:
         """The number of a device's pool."""

@@ -73,7 +73,9 @@ class Seconds(NamedTuple):
     recompute: float = 0.0
     backward: float = 0.0
     weight: float = 0.0
-    """Of backward, the gradients of the weights."""
+    """Of backward, the products for the gradients of the weights."""
+    input: float = 0.0
+    """Of backward, those for the gradients of their inputs."""
 
     def plus(self, other: "Seconds") -> "Seconds":
         """Both together."""
@@ -82,6 +84,7 @@ class Seconds(NamedTuple):
             self.recompute + other.recompute,
             self.backward + other.backward,
             self.weight + other.weight,
+            self.input + other.input,
         )
 
 
@@ -208,7 +211,8 @@ def operator_seconds(load: Load, storage: Storage, machine: Machine) -> Seconds:
     moved, moved_back = (size / machine.streamed for size in load.moved)
     forward, by_input, weight = _computed(load, storage, machine)
     backward = by_input + weight + moved_back + 2 * started if load.passes or load.learns else 0.0
-    return Seconds(slowdown * (forward + moved + started), 0.0, slowdown * backward, slowdown * weight)
+    there = slowdown * (forward + moved + started)
+    return Seconds(there, 0.0, slowdown * backward, slowdown * weight, slowdown * by_input)
 
 
 def _computed(load: Load, storage: Storage, machine: Machine) -> tuple[float, float, float]:
@@ -274,9 +278,9 @@ def layer_load(
 
 def layer_seconds(layer: LayerLoad, storage: Storage, machine: Machine) -> Seconds:
     """The computing of one layer's operators for one micro-batch, on one device."""
-    forward = recompute = backward = weight = 0.0
+    forward = recompute = backward = weight = by_input = 0.0
     for load, again in zip(layer.loads, layer.again, strict=True):
         one = operator_seconds(load, storage, machine)
         forward, backward, weight = forward + one.forward, backward + one.backward, weight + one.weight
-        recompute += one.forward * again
-    return Seconds(forward, recompute, backward, weight)
+        recompute, by_input = recompute + one.forward * again, by_input + one.input
+    return Seconds(forward, recompute, backward, weight, by_input)

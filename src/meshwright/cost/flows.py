@@ -10,15 +10,24 @@ from meshwright.cost.casts import Narrow, gathered
 from meshwright.cost.kernels import KernelSet
 from meshwright.cost.routing import Routing, routing_of
 from meshwright.cost.shares import Share, elements
-from meshwright.model.operators import Add, Attention, Dropout, Embedding, Experts, Linear, Loss
+from meshwright.model.operators import Add, Attention, Dropout, Embedding, Experts, Linear, Loss, Norm
 from meshwright.plan.spec import Recompute, Repeat, Row, Save
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "p2p"]
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "exchange", "p2p"]
 Purpose = Literal[
-    "tensor", "context", "sequence", "expert", "loss", "shard", "gradient", "transition", "pipeline", "tied", "norm"
-]
+    "tensor", "context", "sequence", "expert", "statistics", "loss", "shard", "gradient", "transition", "pipeline",
+    "tied", "norm",
+]  # fmt: skip
 When = Literal["forward", "recompute", "backward", "reduce", "update"]
 """The first three happen for each micro-batch; `reduce` is once a step, before the optimizer, `update` after it."""
+
+
+class Beside(NamedTuple):
+    """The product of a backward that an exchange has nothing to do with, so that both may run at once."""
+
+    gradient: Literal["input", "weight"]
+    matrix: int
+    """As `Share.matrix`."""
 
 
 class Flow(NamedTuple):
@@ -32,6 +41,8 @@ class Flow(NamedTuple):
     times: int = 1
     routing: Routing | None = None
     """Where the experts may lie that positions are sent to."""
+    beside: Beside | None = None
+    """Of a cut matrix: the product that it may hide beside."""
 
 
 def active(axes: Iterable[str], mesh: Mapping[str, int]) -> tuple[str, ...]:
@@ -53,6 +64,9 @@ class Roles(NamedTuple):
     ring_size: int
     pieces: int
     """Ranks of both kinds of tensor parallelism."""
+    batch: tuple[str, ...] = ()
+    """`dp`"""
+    batch_size: int = 1
 
     @property
     def tensor(self) -> tuple[str, ...]:
@@ -69,14 +83,21 @@ def roles_of(row: Row, mesh: Mapping[str, int]) -> Roles:
     plain, scattered, ring, ulysses, experts = (
         active(row.axes(split), mesh) for split in ("tp", "tp+sp", "cp", "ulysses", "ep")
     )
-    return Roles(plain, scattered, ring, ulysses, experts, size(ring), size(plain + scattered))
+    batch = active(row.axes("dp"), mesh)
+    return Roles(plain, scattered, ring, ulysses, experts, size(ring), size(plain + scattered), batch, size(batch))
 
 
 def role_flows(
-    shares: Sequence[Share], roles: Roles, kernels: KernelSet, element: float, narrow: Narrow | None = None
+    shares: Sequence[Share],
+    roles: Roles,
+    kernels: KernelSet,
+    element: float,
+    narrow: Narrow | None = None,
+    *,
+    chunks: int = 1,
 ) -> list[Flow]:
     """The collectives of a part's operators for one micro-batch, `element` bytes an activation, and fewer a number that
-    is gathered for a narrow product.
+    is gathered for a narrow product; the loss's for each of `chunks` pieces of the positions.
     """
     flows: list[Flow] = []
     for share in shares:
@@ -88,9 +109,12 @@ def role_flows(
                 flows += _ring(core, share, roles, element) + _ulysses(core, share, roles, element)
             case Experts() as experts if roles.experts:
                 flows += _dispatch(experts, share, roles, element)
+            case Norm(kind="batch") if roles.batch:
+                flows += _statistics(share.operator, share, roles, element)
             case Loss() if share.inside:
                 wide = max(4.0, element)
-                flows.append(Flow("loss", "all_reduce", roles.tensor, wide * share.work.positions, "forward", 3))
+                size = wide * share.work.positions / chunks
+                flows.append(Flow("loss", "all_reduce", roles.tensor, size, "forward", 3 * chunks))
         if share.leaves:
             flows += _leaving(share, roles, (element, wanted))
     return flows
@@ -111,17 +135,39 @@ def _entering(share: Share, roles: Roles, kernels: KernelSet, elements_of: tuple
     operator = share.operator
     assert isinstance(operator, Linear | Experts)
     width = _routed_width(operator, roles) if isinstance(operator, Experts) else operator.inputs
+    matrix = isinstance(operator, Linear)
+    by_input, by_weight = (Beside(side, share.matrix) if matrix else None for side in _GRADIENTS)
     size, wanted = (element * share.sent * width for element in elements_of)
     flows = []
     if roles.plain and share.passes:
-        flows.append(Flow("tensor", "all_reduce", roles.plain, size, "backward"))
+        flows.append(Flow("tensor", "all_reduce", roles.plain, size, "backward", beside=by_weight))
     if roles.scattered:
         flows.append(Flow("tensor", "all_gather", roles.scattered, wanted, "forward"))
         if kernels.gathers_again and share.learns:
-            flows.append(Flow("tensor", "all_gather", roles.scattered, wanted, "backward"))
+            flows.append(Flow("tensor", "all_gather", roles.scattered, wanted, "backward", beside=by_input))
         if share.passes:
-            flows.append(Flow("tensor", "reduce_scatter", roles.scattered, size, "backward"))
+            flows.append(Flow("tensor", "reduce_scatter", roles.scattered, size, "backward", beside=by_weight))
     return flows
+
+
+def _statistics(norm: Norm, share: Share, roles: Roles, element: float) -> list[Flow]:
+    """A mean and a sum of squares for each channel go to all ranks that hold samples of a micro-batch, and in backward
+    two sums are summed (Ioffe and Szegedy 2015, section 3), in float32 or wider: 4 x 2 x 16, over two ranks.
+
+    >>> from meshwright.model.work import Work
+    >>> norm = Norm(kind="batch", width=16)
+    >>> roles = roles_of(Row(span="a", roles={"x": "dp"}), {"x": 2})
+    >>> flows = _statistics(norm, Share(norm, Work(1, 9, 9), learns=True, passes=True), roles, 2.0)
+    >>> [(flow.kind, flow.when, flow.bytes) for flow in flows]
+    [('all_gather', 'forward', 256.0), ('all_reduce', 'backward', 128.0)]
+    """
+    size = 2 * norm.width * max(4.0, element)
+    forward = Flow("statistics", "all_gather", roles.batch, size * roles.batch_size, "forward")
+    back = Flow("statistics", "all_reduce", roles.batch, size, "backward")
+    return [forward, back] if share.learns or share.passes else [forward]
+
+
+_GRADIENTS: tuple[Literal["input"], Literal["weight"]] = ("input", "weight")
 
 
 def _routed_width(experts: Experts, roles: Roles) -> int:

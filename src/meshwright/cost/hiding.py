@@ -4,9 +4,11 @@ Three are made so that they can, where the backend runs both at once and `execut
 
     tensor   An exchange is cut into pieces, one of as many as ranks, each beside the product of another (Wang 2023,
              "Overlap Communication with Dependent Computation via Decomposition", section 3).
-    weights  The gradient of a matrix's input is summed beside the product for that of its weight (Megatron-LM's
-             LinearWithGradAccumulationAndAsyncCommunication; Korthikanti 2022, table 4: backward of a layer takes 1.55
-             times its forward, where twice the computing and as many exchanges would be 2).
+    weights  The gradient of a matrix's input is summed beside the product for that of its weight, and what is gathered
+             again for the latter beside the product for the former: of a matrix cut by columns. One cut by rows has
+             neither: its output's gradient is gathered before both products (Megatron-LM, core/tensor_parallel/
+             layers.py, LinearWithGradAccumulationAndAsyncCommunication, RowParallelLinear; Korthikanti 2022, table 4:
+             backward of a layer takes 1.55 times its forward, where as many exchanges as forward would be 2).
     context  A rank passes keys and values on while it attends to those at hand (Liu 2023, "Ring Attention with
              Blockwise Transformers", section 3); the last it attends to without a message.
 
@@ -14,17 +16,17 @@ All others stand between operators of one micro-batch that wait for each other.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from meshwright.cost.blocks import Block
-from meshwright.cost.compute import Machine, Seconds, layer_load, layer_seconds
-from meshwright.cost.flows import Flow, When, roles_of
-from meshwright.cost.launches import Launches
+from meshwright.cost.compute import LayerLoad, Machine, Seconds, operator_seconds
+from meshwright.cost.flows import Beside, Flow, When, roles_of
 from meshwright.cost.overlap import beside
 from meshwright.cost.placement import Placement
 from meshwright.cost.shares import Share
 from meshwright.cost.wires import Wires
-from meshwright.model.operators import Attention
+from meshwright.model.operators import Attention, Linear
 from meshwright.plan.spec import Row
 
 WAYS: tuple[When, ...] = ("forward", "recompute", "backward")
@@ -39,7 +41,7 @@ class RowWork(NamedTuple):
     computing: Seconds
     """On the slowest of its machines."""
     machines: Sequence[Machine]
-    launches: Launches
+    load: LayerLoad
 
 
 def waited(placement: Placement, wires: Wires, block: Block, work: RowWork) -> Iterator[tuple[Flow, float]]:
@@ -52,15 +54,15 @@ def waited(placement: Placement, wires: Wires, block: Block, work: RowWork) -> I
         cut = exchanged and "tensor" in overlap
         hidden, computing = placement.calibration.hidden, getattr(work.computing, when)
         stays = tensor_left(exchanged, computing, roles.pieces, hidden) / exchanged if cut else 1.0
-        late = [time for flow, time in timed if "weights" in overlap and not cut and _is_beside_weights(flow)]
-        left = weights_left(sum(late), work.computing.weight, placement.calibration.contention)
-        slow = left / sum(late) if sum(late) else stays
         rings = iter(_cores(placement, block, work, when) if "context" in overlap and roles.ring else ())
         for flow, time in timed:
             if flow.purpose == "context" and "context" in overlap:
                 yield flow, ring_left(time, next(rings), roles.ring_size, placement.calibration.contention)
+            elif flow.beside and "weights" in overlap and not cut:
+                product = _product(placement, block, work, flow.beside)
+                yield flow, product_left(time, product, placement.calibration.contention)
             else:
-                yield flow, time * (slow if _is_beside_weights(flow) else stays) if flow.purpose == "tensor" else time
+                yield flow, time * stays if flow.purpose == "tensor" else time
 
 
 def tensor_left(exchanged: float, computing: float, pieces: int, hidden: float = 1.0) -> float:
@@ -76,19 +78,37 @@ def tensor_left(exchanged: float, computing: float, pieces: int, hidden: float =
     return exchanged - beside * hidden * (1 - 1 / pieces)
 
 
-def _is_beside_weights(flow: Flow) -> bool:
-    """Sums of inputs' gradients, scattered or not; what is gathered the next product waits for."""
-    return flow.purpose == "tensor" and flow.when == "backward" and flow.kind in ("all_reduce", "reduce_scatter")
+def product_left(exchanged: float, computing: float, contention: float) -> float:
+    """Seconds that stay of an exchange beside a product: what is longer than it, and what it loses to the exchange
+    meanwhile.
 
-
-def weights_left(exchanged: float, computing: float, contention: float) -> float:
-    """Seconds that stay of exchanges beside products for weights' gradients: what is longer than these, and what they
-    lose to the exchange meanwhile.
-
-    >>> weights_left(4.0, computing=10.0, contention=0.0), weights_left(14.0, computing=10.0, contention=0.0)
+    >>> product_left(4.0, computing=10.0, contention=0.0), product_left(14.0, computing=10.0, contention=0.0)
     (0.0, 4.0)
     """
     return max(0.0, float(beside(computing, exchanged, contention)) - computing) if exchanged else 0.0
+
+
+def _product(placement: Placement, block: Block, work: RowWork, wanted: Beside) -> float:
+    """The seconds of a matrix's product for one gradient. Where matrices that read the same are one
+    (`KernelSet.joins`), that is the product of all of them.
+    """
+    places = [place for place, share in enumerate(work.shares) if share.matrix == wanted.matrix]
+    if placement.kernels.joins:
+        after = range(places[0] + 1, len(work.shares))
+        places += takewhile(lambda place: _reads_the_same(work.shares[place]), after)
+    return sum(_seconds(placement, block, work, place, wanted.gradient) for place in places)
+
+
+def _reads_the_same(share: Share) -> bool:
+    """Whether a matrix follows that reads what the one before read."""
+    return isinstance(share.operator, Linear) and share.inside and not (share.fresh or share.enters or share.leaves)
+
+
+def _seconds(placement: Placement, block: Block, work: RowWork, place: int, what: str) -> float:
+    """Of one operator, on the slowest of the row's machines."""
+    storage, load = placement.storage(block.group), work.load.loads[place]
+    times = (operator_seconds(load, storage, machine) for machine in work.machines)
+    return float(max(getattr(time, what) for time in times))
 
 
 def ring_left(sent: float, attention: float, ranks: int, contention: float) -> float:
@@ -106,8 +126,8 @@ def ring_left(sent: float, attention: float, ranks: int, contention: float) -> f
 
 def _cores(placement: Placement, block: Block, work: RowWork, when: When) -> Iterator[float]:
     """The seconds of each attention core that has a ring, in the order of the rings."""
-    storage = placement.storage(block.group)
-    for share in work.shares:
+    what = "backward" if when == "backward" else "forward"
+    for place, share in enumerate(work.shares):
         if isinstance(share.operator, Attention) and (share.passes or when == "forward"):
-            load = layer_load([share], work.row.recompute, placement.kernels, storage)
-            yield max(getattr(layer_seconds(load, storage, machine), when) for machine in work.machines)
+            again = when != "recompute" or work.load.again[place]
+            yield again * _seconds(placement, block, work, place, what)

@@ -22,8 +22,8 @@ One model differs more than two-fold between implementations, so both figures be
 * `nanotron`: FlashAttention and one kernel for a norm; activations are PyTorch's; what `tp+sp` gathers for a matrix
   stays (huggingface/nanotron, parallel/tensor_parallel/functional.py, 2025, without `tp_recompute_allgather`, which its
   benchmark does not set: peaks of runs with tensor ranks come out a third too low with it).
-* `internevo`: as `nanotron`, with a loss of one kernel, without buckets of DistributedDataParallel, and with the
-  optimizer of InternEvo (internlm/solver/optimizer/hybrid_zero_optim.py, 2023).
+* `internevo`: as `nanotron`, with a loss of one kernel, norms of float32 copies, without buckets of
+  DistributedDataParallel, and with the optimizer of InternEvo (internlm/solver/optimizer/hybrid_zero_optim.py, 2023).
 * `megatron-flash-narrow`: as `megatron-flash`, but activations keep their input in fp8 where matrices do.
 * `megatron-fused-adding`: as `megatron-fused`, with Megatron-LM's gradient accumulation fusion of 2022.
 * `megatron-deepspeed`: the kernels of `megatron-fused` under DeepSpeed's ZeRO and pipeline (2022).
@@ -109,8 +109,8 @@ class KernelSet:
     """Numbers that the buffer holds which gradients are copied to and reduced from at the end of a step; the shard of
     them that the optimizer steps is copied once more (DeepSpeed, stage_1_and_2.py, `reduce_bucket_size`, 2022)."""
     step_copies: int = 0
-    """Numbers in float32 that the optimizer makes on its way beside each that it steps, all at once (AdamW of torch
-    1.13 on one flat tensor: the root of the second moment, and that root over its correction)."""
+    """Numbers, as wide as the master copy, that the optimizer makes on its way beside each that it steps, all at once
+    (AdamW of torch 1.13 on one flat tensor: the root of the second moment, and that root over its correction)."""
     gathers_matrices: bool = False
     """True where zero3 gathers the parameters of one matrix at a time; otherwise those of a layer together (DeepSpeed
     fetches submodules, `stage3_max_live_parameters`; FSDP wraps layers)."""
@@ -120,6 +120,17 @@ class KernelSet:
     sends_parts: bool = False
     """True where each of the tensor ranks sends its own part on to the next stage of what they all have whole, and the
     parts are gathered there (Narayanan 2021, section 4.1; DeepSpeed, runtime/pipe/engine.py, `is_pipe_partitioned`)."""
+    gather_copies: int = 0
+    """How often what zero3 has gathered is copied before it is used (FSDP2: `split_with_sizes_copy` of
+    torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, 2024; FSDP1 uses the buffer itself)."""
+    reduce_copies: int = 0
+    """How often gradients are copied or divided before a state scatters them (FSDP2: `chunk_cat` of the same file;
+    FSDP1: those of a flat parameter's views are put together, and divided, `_div_if_needed` of
+    torch/distributed/fsdp/_runtime_utils.py, 2023)."""
+    has_owners: bool = False
+    """True where zero1 gives each tensor to one rank whole: gradients are summed by all, and when all have stepped
+    their own the owners broadcast them one after the other (InternEvo, solver/optimizer/hybrid_zero_optim.py, where
+    `reduce_rank` is none, `_partition_param_list` and `broadcast_params`)."""
     retains: bool = False
     """True where the first half of a backward in halves lets go of nothing that forward kept (see `cost.halves`)."""
 
@@ -127,7 +138,7 @@ class KernelSet:
         """What an operator keeps and moves; it keeps nothing where no gradient comes by."""
         kernel = self.kernels[type(share.operator)]
         use = kernel(share.operator, share, storage)
-        return use if share.passes or share.learns else use._replace(kept=0.0, core=0.0, held=0.0)
+        return use if share.passes or share.learns else use._replace(kept=0.0, core=0.0, held=0.0, passing=0.0)
 
     def is_flash(self, share: Share, storage: Storage) -> bool:
         """Whether an attention core runs as flash attention; torch's CPU kernel has no dropout."""
@@ -201,13 +212,16 @@ _UNFUSED: dict[type, Kernel] = {
 _PLAIN = _FUSED | _UNFUSED | {Attention: attention_uses.attention_eager, Dropout: uses.dropout_eager}
 _PLAIN_FLASH = _FLASH | _UNFUSED | {Attention: attention_uses.attention_flash_copied, Dropout: uses.dropout_inside}
 _NANOTRON = _FLASH | {Linear: uses.linear, Activation: uses.activation_eager}
-_INTERNEVO = _NANOTRON | {Loss: loss_uses.loss_fused}
+_INTERNEVO = _NANOTRON | {Loss: loss_uses.loss_fused, Norm: uses.norm_widened}
 
 _TORCHTITAN = _COMPILED | {Attention: attention_uses.attention_repeated, Rotary: uses.moves(10)}
 _XENTROPY = _SDPA | {Loss: loss_uses.loss_xentropy}
 _UNPADDED = _XENTROPY | {Attention: attention_uses.attention_unpadded}
 
-_torch = partial(KernelSet, stops_early=True, retains=True, casts="twice", shards_masters=True)
+_torch = partial(
+    KernelSet, stops_early=True, retains=True, casts="twice", shards_masters=True, gather_copies=1, reduce_copies=1
+)
+_fsdp1 = partial(_torch, gather_copies=0, reduce_copies=2)
 _megatron = partial(KernelSet, joins=True, gathers_again=True, keeps_gradients=True)
 
 _transformer_engine = partial(
@@ -222,9 +236,9 @@ KERNEL_SETS: dict[str, KernelSet] = {
     for kernels in (
         _torch("hf-eager", _EAGER, flash=False),
         _torch("hf-sdpa", _SDPA, flash=True),
-        _torch("hf-sdpa-xentropy", _XENTROPY, flash=True, core="early", casts="once"),
-        _torch("hf-unpadded-xentropy", _UNPADDED, flash=True, core="early", casts="once"),
-        _torch("mingpt", _EAGER | {Attention: attention_uses.attention_plain}, flash=False, gathers_matrices=True),
+        _fsdp1("hf-sdpa-xentropy", _XENTROPY, flash=True, core="early", casts="once"),
+        _fsdp1("hf-unpadded-xentropy", _UNPADDED, flash=True, core="early", casts="once"),
+        _fsdp1("mingpt", _EAGER | {Attention: attention_uses.attention_plain}, flash=False, gathers_matrices=True),
         _torch("torch-compile", _COMPILED, flash=True, casts="once", gathers_narrow=True),
         _torch("torchtitan", _TORCHTITAN, flash=True, casts="once", gathers_narrow=True),
         _megatron("megatron-fused", _FUSED, flash=False, sends_parts=True),
@@ -237,7 +251,9 @@ KERNEL_SETS: dict[str, KernelSet] = {
         _megatron("megatron-flash-eager", _PLAIN_FLASH, flash=True),
         _megatron("megatron-flash1-eager", _PLAIN_FLASH, flash=True, core="early"),
         _megatron("megatron-flash-norm", _PLAIN_FLASH | {Norm: uses.norm_fused}, flash=True),
-        _megatron("internevo", _INTERNEVO, flash=True, gathers_again=False, bucket=2**29, step_copies=2),
+        _megatron(
+            "internevo", _INTERNEVO, flash=True, gathers_again=False, bucket=2**29, step_copies=2, has_owners=True
+        ),
         _megatron("nanotron", _NANOTRON, flash=True, gathers_again=False, has_buckets=True),
     )
 }

@@ -31,8 +31,12 @@ from meshwright.model.operators import (
 )
 
 BACKWARD = 1.3
-"""A fit of step times of small GPTs under full recompute on eight A100 (vTrain, MICRO 2024, ground_truth_single.csv):
-0.84 ms of host time for a layer's forward, 1.3 times that for its backward."""
+"""Twice as many calls at two thirds of the time each, a guess: steps tell the sum of both ways alone (see `FUSED`)."""
+
+EXCHANGE = 5
+"""Calls by which the host starts a collective over NCCL: an event on the stream of computing and a wait for it on that
+of communication, the kernel, an event behind it and computing's wait for that (torch/csrc/distributed/c10d/
+ProcessGroupNCCL.cpp, `collective`, `syncStream` and `WorkNCCL::synchronizeStream`, 2022)."""
 
 Count = Callable[[Any], float]
 Counts: TypeAlias = dict[type, float | Count]
@@ -78,15 +82,17 @@ COMPILED: Counts = SDPA | {
     Loss: 2.0,
 }
 FUSED: Counts = EAGER | {
-    Linear: 3.0,
-    Norm: 2.0,
-    Attention: 12.0,
-    Activation: lambda op: 2.0 + op.gated,
-    Dropout: lambda op: 3.0 * (op.probability > 0),
-    Rotary: 2.0,
+    Linear: 5.0,
+    Norm: 3.0,
+    Attention: 18.0,
+    Activation: lambda op: 3.0 + op.gated,
+    Dropout: lambda op: 5.0 * (op.probability > 0),
+    Rotary: 3.0,
 }
-"""With its bias, copies between layouts, and the state of the random numbers, which tensor ranks keep apart:
-Megatron-LM of 2022 takes 0.84 ms of the host for a layer's forward (see `BACKWARD`), at some 20 microseconds each."""
+"""With its bias, copies between layouts, and the state of the random numbers, which tensor ranks keep apart and which
+is read and set twice for a dropout: Megatron-LM of 2022 takes 3.0 ms of the host for a layer and micro-batch without
+recompute, both ways (vTrain, MICRO 2024, ground_truth_single.csv: hidden 1,024, one sample, one tensor rank), which 64
+calls forward and `BACKWARD` times as much backward are at 20 microseconds each."""
 FLASH: Counts = FUSED | {
     Linear: 1.0,
     Norm: 1.0,

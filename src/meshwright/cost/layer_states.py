@@ -22,8 +22,9 @@ class States(NamedTuple):
     reduced: float = 0.0
     """The gradients whole, before they are scattered after a micro-batch."""
     widened: float = 0.0
-    """The gradients once more, as the optimizer steps with them, where they add up in a narrower dtype than the master
-    copy has (Megatron-LM's main gradients, DeepSpeed's fp32 partition)."""
+    """What the optimizer makes on its way: the gradients once more, where they add up in a narrower dtype than the
+    master copy has (Megatron-LM's main gradients, DeepSpeed's fp32 partition), and what `KernelSet.step_copies` and
+    `bucket` say."""
 
     def plus(self, other: "States", times: int = 1) -> "States":
         """Both together, the other so many times."""
@@ -79,7 +80,8 @@ def _row_states(
     if placement.kernels.has_buckets and widths.gradient > widths.element and (sharding.shard or sharding.replicas):
         gradients += widths.element * held.learning
     wide = master_bytes(placement.recipe)
-    stepped_with = wide * (1 + placement.kernels.step_copies) + (widths.gradient if placement.kernels.bucket else 0.0)
+    stepped_with = wide * (wide > widths.gradient) + (wide or widths.element) * placement.kernels.step_copies
+    stepped_with += widths.gradient * (placement.kernels.bucket > 0)
     stepped, stored = row.offload.optimizer is not None, row.offload.parameters is not None  # on the host
     at_once = _largest_share(placement, block) if placement.kernels.gathers_matrices else 1.0
     masters = sharding.state == "zero3" and placement.kernels.shards_masters and wide > 0 and not (stepped or stored)
@@ -91,7 +93,7 @@ def _row_states(
         optimizer=0.0 if stepped else optimizer,
         gathered=whole * at_once if stored or sharding.state == "zero3" else 0.0,
         reduced=gradients * at_once if scattered else 0.0,
-        widened=stepped_with * held.learning / sharding.ways if wide > widths.gradient and not stepped else 0.0,
+        widened=0.0 if stepped else stepped_with * held.learning / sharding.ways,
     )
     away = States(
         parameters=parameters if stored else 0.0,

@@ -14,6 +14,7 @@ from meshwright.cost.casts import narrow_of
 from meshwright.cost.compute import LayerLoad, Seconds, layer_load, layer_seconds, machines
 from meshwright.cost.flows import Flow, Purpose
 from meshwright.cost.hiding import RowWork, waited
+from meshwright.cost.launches import EXCHANGE
 from meshwright.cost.newton_schulz import dealt_out, orthogonal_seconds
 from meshwright.cost.offload import host_link
 from meshwright.cost.optimizers import optimizer_bytes
@@ -22,7 +23,7 @@ from meshwright.cost.placement import Placement
 from meshwright.cost.slices import stepped_by
 from meshwright.cost.states import sharding_of
 from meshwright.cost.uses import Storage
-from meshwright.cost.volumes import has_backward, held_by, kept_flows, row_flows, widths_of
+from meshwright.cost.volumes import has_backward, held_by, kept_flows, pieces_of, row_flows, widths_of
 from meshwright.cost.wires import Wires
 from meshwright.model.operators import Embedding
 
@@ -32,6 +33,7 @@ PART_OF: dict[Purpose, str] = {
     "context": "sequence",
     "sequence": "sequence",
     "expert": "expert",
+    "statistics": "state",
     "shard": "state",
     "gradient": "state",
     "transition": "transition",
@@ -73,11 +75,13 @@ class OneWay:
     """Activations and gradients to or from the host, beside computing."""
     launches: float = 0.0
     """Kernels, weighed by what each takes of the host (`launches`)."""
+    pieces: int = 1
+    """What is gathered or reduced one after the other (`KernelSet.gathers_matrices`)."""
 
     @property
-    def time(self) -> LayerTime:
-        """As the streams want it."""
-        return LayerTime(self.spent.total, self.gather, self.reduce)
+    def times(self) -> list[LayerTime]:
+        """As the streams want it: computing is taken to be spread evenly over the pieces."""
+        return [LayerTime(*(time / self.pieces for time in (self.spent.total, self.gather, self.reduce)))] * self.pieces
 
 
 class LayerSeconds(NamedTuple):
@@ -110,16 +114,17 @@ def _time_layer(placement: Placement, wires: Wires, block: Block) -> LayerSecond
 def compute_layer(placement: Placement, wires: Wires, block: Block) -> tuple[OneWay, OneWay, float]:
     """What one layer computes and exchanges for a micro-batch, both ways, and of that the gradients of the weights."""
     forward, backward, weight = OneWay(), OneWay(), 0.0
+    calls = 1 if placement.storage(block.group).on_cpu else EXCHANGE
     for work in _rows(placement, block):
-        forward.launches += work.launches.forward
-        backward.launches += work.launches.backward
+        forward.launches += work.load.launches.forward
+        backward.launches += work.load.launches.backward
         forward.spent.add("forward", work.computing.forward)
         backward.spent.add_all({"recompute": work.computing.recompute, "backward": work.computing.backward})
         weight += work.computing.weight
         for flow, time in waited(placement, wires, block, work):
             way = forward if flow.when == "forward" else backward
             way.spent.add(PART_OF[flow.purpose], time)
-            way.launches += flow.times
+            way.launches += calls * flow.times
     return forward, backward, weight
 
 
@@ -134,7 +139,10 @@ class KeptSeconds(NamedTuple):
 def keep_layer(placement: Placement, wires: Wires, block: Block, ways: tuple[OneWay, OneWay]) -> KeptSeconds:
     """What one layer's states take: adds what they take of each micro-batch to both ways."""
     (forward, backward), update, once = ways, Spent(), list[Flow]()
+    forward.pieces = backward.pieces = pieces_of(placement, block)
     backward.spent.add("backward", adding_up(placement, block) if has_backward(block) else 0.0)
+    for way, copied in zip(ways, copying(placement, block), strict=True):
+        way.spent.add("state", copied)
     for flow in kept_flows(placement, block):
         way, time = forward if flow.when == "forward" else backward, wires.flow_seconds(block.group, flow)
         if flow.when == "reduce":
@@ -156,7 +164,7 @@ def _rows(placement: Placement, block: Block) -> Iterator[RowWork]:
         placement.row_shares(block), row_flows(placement, block), loads, strict=True
     ):
         kinds = (layer_seconds(load, storage, device) for device in devices)
-        yield RowWork(row, shares, flows, Seconds(*map(max, zip(*kinds, strict=True))), devices, load.launches)
+        yield RowWork(row, shares, flows, Seconds(*map(max, zip(*kinds, strict=True))), devices, load)
 
 
 def _loads(placement: Placement, block: Block, storage: Storage) -> list[LayerLoad]:
@@ -194,6 +202,31 @@ def adding_up(placement: Placement, block: Block) -> float:
         numbers = adds * (tables if kernels.adds_in_place else held.learning)
         moved += numbers / ways * (widths.element + 2 * widths.gradient) + tables * widths.element
     return max(moved / machine.streamed * machine.slowdown for machine in machines(placement, block.group))
+
+
+def copying(placement: Placement, block: Block) -> tuple[float, float]:
+    """Seconds to copy what a state gathers and what it scatters after each micro-batch, forward and backward.
+
+    A copy in bf16 of all parameters each way, and one of their gradients to float32: 2 + 2, and 2 + 2 + 2 + 4 bytes.
+
+    >>> import meshwright as mw
+    >>> from meshwright.cost.calibration import IDEAL
+    >>> from meshwright.plan.rules import Inputs
+    >>> given = mw.model("gpt2"), mw.cluster("2xh100"), mw.recipe(global_batch=4, sequence=8)
+    >>> placement = Placement(Inputs(mw.uniform_plan(*given, zero=3), *given), IDEAL)
+    >>> block, memory = placement.block_of["decoder.0"], given[1].devices["h100"].memory_bandwidth
+    >>> [round(time * memory / block.stack.parameters, 6) for time in copying(placement, block)]
+    [4.0, 10.0]
+    """
+    kernels, widths, there, back = placement.kernels, widths_of(placement), 0.0, 0.0
+    for flow in kept_flows(placement, block):
+        if flow.purpose == "shard" and flow.when in ("forward", "backward"):
+            gathers = flow.kind == "all_gather"
+            moved = 2 * flow.bytes if gathers else flow.bytes * (1 + widths.element / widths.gradient)
+            moved *= flow.times * (kernels.gather_copies if gathers else kernels.reduce_copies)
+            there, back = there + moved * (flow.when == "forward"), back + moved * (flow.when == "backward")
+    slowest = max(machine.slowdown / machine.streamed for machine in machines(placement, block.group))
+    return there * slowest, back * slowest
 
 
 def _step(placement: Placement, block: Block, ways: tuple[OneWay, OneWay]) -> Spent:

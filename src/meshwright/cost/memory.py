@@ -179,20 +179,17 @@ def _group_memory(placement: Placement, group: str, order: Order) -> Memory:
     resting = {"parameters": states.parameters, "optimizer": states.optimizer}
     last = {"gradients": states.gradients, "widened": states.widened + bucket_bytes(placement)}
     alive = _Alive(order, stages, own, placement.kernels)
-    return Memory(
-        group=group,
+    return replace(
+        bare_memory(placement, group),
         stages=stages,
-        capacity=_capacity(placement, group),
         instants=(
             Instant("initialisation", resting),
             Instant("forward", resting | alive.worst(order.kind == FORWARD)),
             Instant("backward", resting | alive.worst(order.kind != FORWARD)),
             Instant("step", resting | last),
         ),
-        communicators=_communicators(placement, group),
         unlike=max(each.unlike for each in own),
         overlapping=bool(in_flight(order, np.ones(len(order))).max() > len(stages)),
-        expandable=placement.plan.execution.expandable_segments,
         over_time=sum(resting.values()) + alive.total,
     )
 

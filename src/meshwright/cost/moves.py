@@ -9,15 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.flows import Flow, active
+from meshwright.cost.flows import Flow
 from meshwright.plan.divisions import Division, Mesh, division, missing, steps
 from meshwright.plan.spec import Group, Row
-
-
-def by_tokens(row: Row, mesh: Mesh) -> Division:
-    """The same where it does not matter which positions a rank has (routed experts): all pieces are alike."""
-    batch, positions = division(row, mesh)
-    return Division((), active(batch + positions, mesh))
 
 
 def moves(mesh: Mesh, source: Division, target: Division, size: float) -> list[Flow]:

@@ -183,6 +183,8 @@ class _Walk:
         self.flows = flows
         """True where a gradient is wanted for what comes next."""
         self.reads = reads
+        self.entered: set[str | None] = set()
+        """The streams that entered since then: keys and values may look at another (cross-attention)."""
         self.inside = False
         """True between a column and a row cut, where each tensor rank holds a slice of the width."""
         self.made = 0
@@ -206,7 +208,7 @@ class _Walk:
         learns, fresh = self._learns(operator), self._is_fresh(operator)
         cut = self._cut(operator)
         experts, split = isinstance(operator, Experts), vars(operator).get("split")
-        enters = experts or (split == "column" and not self.inside)
+        enters = experts or (split == "column" and operator.stream not in self.entered)
         leaves = experts or split in ("row", "vocabulary")
         whole = not (self.inside or enters or leaves)
         crowding = self.extent.crowding if isinstance(operator, Experts) and self.ways.experts > 1 else 1.0
@@ -235,6 +237,7 @@ class _Walk:
             matrix=self.reads.count(operator),
         )
         self._note(cut)
+        self.entered = set() if leaves else self.entered | ({operator.stream} if enters else set())
         self.inside = (self.inside or enters) and not leaves
         self.flows = self.flows or learns
         return share

@@ -132,9 +132,14 @@ class Stages:
         hides = self.placement.overlaps(group) and "gradients" in self.placement.plan.execution.overlap
         flows = [flow for layer in layers for flow in layer.once]
         streams = self._streams(group)
-        times = (_beside(layer.backward.time, streams, hides=hides) for layer in reversed(layers))
-        gradients = (sum(flow.bytes * flow.times for flow in layer.once) for layer in reversed(layers))
-        ready = tuple(map(Ready, times, gradients))
+        ready = tuple(
+            Ready(
+                _beside(time, streams, hides=hides),
+                sum(flow.bytes * flow.times for flow in layer.once) / layer.backward.pieces,
+            )
+            for layer in reversed(layers)
+            for time in layer.backward.times
+        )
         until = backward if hides else 0.0
         return Reduction(ready if flows else (), self._bucket(group, flows), until, streams.prefetch)
 
@@ -220,24 +225,15 @@ class _Host(NamedTuple):
         >>> host.waited([small, large], 5.0), host.waited([large, small], 5.0), host.waited([large, large], 8.0)
         (3.0, 0.0, 0.0)
 
-        Ranks that exchange inside of a layer go on when the last of their hosts has launched the exchange, so that
-        none gets ahead for long. Each layer takes the root of the sum of both squares then: small GPTs on two to eight
-        A100 (vTrain, MICRO 2024, ground_truth_single.csv) take 4.63 ms a layer where the host takes 3.35 and the device
-        3.2, and 7.5 where the device takes 6.6; alone they take the longer of the two.
-
-        >>> host.waited([OneWay(Spent({"forward": 2.0, "tensor": 1.0}), launches=4)], 3.0)
-        2.0
+        Exchanges change nothing of that: streams wait for them, hosts do not, and so get as far ahead as without; what
+        they cost a host is launching them (`launches.EXCHANGE`).
         """
         if not self.ahead:
             return sum(self.launch * way.launches for way in ways)
         host = device = 0.0
         for way in ways:
-            own = self.launch * way.launches
-            if "tensor" in way.spent.parts:
-                host = device = device + math.hypot(own, way.spent.total)
-            else:
-                host += own
-                device = max(device + way.spent.total, host)
+            host += self.launch * way.launches
+            device = max(device + way.spent.total, host)
         return max(0.0, device - computing)
 
 
@@ -263,7 +259,7 @@ def _pass(spent: Spent, ways: Sequence[OneWay], streams: Streams, host: _Host) -
     """
     for way in ways:
         spent.add_all(way.spent.parts)
-    passed = one_pass([way.time for way in ways], streams)
+    passed = one_pass([time for way in ways for time in way.times], streams)
     spent.add("state", passed.exposed)
     spent.add("launch", host.waited(ways, passed.seconds))
     spent.add("offload", max(0.0, sum(way.copied for way in ways) - spent.total))

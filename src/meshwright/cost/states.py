@@ -143,6 +143,22 @@ def state_flows(
     return [flow for flow in flows if flow.axes and flow.bytes]
 
 
+def owner_flows(sharding: Sharding, held: Parameters, widths: Widths, owned: float) -> list[Flow]:
+    """The collectives of one layer's states where each tensor has one owner under zero1: all ranks sum all gradients,
+    and `owned` of the layer's tensors are broadcast, or runs of tensors that one rank owns.
+
+    >>> sharding = sharding_of(Row(span="a", roles={"x": "dp/zero1"}), {"x": 8})
+    >>> [(flow.kind, flow.bytes, flow.times) for flow in owner_flows(sharding, Parameters(10.0), Widths(2, 4), 5)]
+    [('all_reduce', 40.0, 1), ('broadcast', 4.0, 5)]
+    """
+    times = max(1, round(owned))
+    summed = Flow(
+        "gradient", "all_reduce", (*sharding.replicas, *sharding.reduce), widths.gradient * held.learning, "reduce"
+    )
+    sent = Flow("shard", "broadcast", sharding.shard, widths.element * held.learning / times, "update", times)
+    return [flow for flow in (summed, sent) if flow.axes and flow.bytes]
+
+
 def _reductions(sharding: Sharding, held: Parameters, widths: Widths, sync: str) -> list[Flow]:
     when: When = "backward" if sharding.scatters(sync) else "reduce"
     left = widths.gradient / sharding.ways

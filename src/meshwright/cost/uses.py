@@ -183,6 +183,14 @@ def norm_compiled(op: Norm, share: Share, storage: Storage) -> Use:
     return Use(storage.element * whole * share.fresh + statistics, 2 * storage.element * numbers)
 
 
+def norm_widened(op: Norm, share: Share, storage: Storage) -> Use:
+    """As fused, of a copy in float32 that it is handed: read and written, and read again (InternEvo,
+    model/modeling_internlm.py, `norm1(_residual.float())`, within a checkpoint that makes both once more in backward).
+    """
+    numbers = elements(op, share.work)
+    return norm_fused(op, share, storage)._replace(moved=2 * (storage.element + storage.wide) * numbers)
+
+
 def norm_fused(op: Norm, share: Share, storage: Storage) -> Use:
     """The input; the paper counts no statistics."""
     numbers = elements(op, share.work)

@@ -16,19 +16,20 @@ from itertools import pairwise
 from meshwright.cost.blocks import Block, Edge
 from meshwright.cost.casts import narrow_of
 from meshwright.cost.flows import Flow, Kind, Purpose, When, active, last_sums, repeated, role_flows, roles_of
-from meshwright.cost.moves import Crossing, by_tokens, crossing, moves
+from meshwright.cost.moves import Crossing, crossing, moves
 from meshwright.cost.optimizers import optimizer_flows
 from meshwright.cost.placement import Placement
 from meshwright.cost.slices import stepped_by
-from meshwright.cost.states import Parameters, Widths, count_parameters, sharding_of, state_flows
-from meshwright.model.operators import Attention
+from meshwright.cost.states import Parameters, Widths, count_parameters, owner_flows, sharding_of, state_flows
+from meshwright.model.operators import Attention, Convolution, Embedding, Experts, Linear, Operator
 from meshwright.model.spec import Part
-from meshwright.plan.divisions import division
+from meshwright.plan.divisions import by_tokens, division
 from meshwright.plan.groups import axis_groups, cut_alike, tied_ranks
 from meshwright.plan.rules import Inputs
 from meshwright.plan.spec import Placed, Row
 from meshwright.recipe.spec import BYTES
 
+_MATRICES = (Linear, Experts, Embedding, Convolution)
 NORM_BYTES = LOSS_BYTES = 8
 """The square of the gradient norm, and the step's loss: one float64 number each."""
 
@@ -96,9 +97,10 @@ def _row_flows(placement: Placement, block: Block) -> list[list[Flow]]:
     mesh = placement.group(block.group).mesh
     found: list[list[Flow]] = []
     narrow = narrow_of(placement.recipe.precision, block.stack.operators)
+    chunks = placement.recipe.loss.chunks
     for row, parts, shares in placement.row_shares(block):
         roles = roles_of(row, mesh)
-        here = role_flows(shares, roles, placement.kernels, placement.element, narrow)
+        here = role_flows(shares, roles, placement.kernels, placement.element, narrow, chunks=chunks)
         if row is not block.row:
             here += _part_moves(placement, block, row, parts)
         unread = last_sums(shares, roles) if parts and parts[-1] is block.stack.parts[-1] else 0
@@ -118,14 +120,20 @@ def has_backward(block: Block) -> bool:
 
 
 def _part_moves(placement: Placement, block: Block, row: Row, parts: tuple[Part, ...]) -> list[Flow]:
-    """To the part's own division and back, forward; the same in backward."""
+    """To the part's own division and back, forward; the same in backward. With a position go the weights of the experts
+    that it chose: their gradient comes back beside its own.
+    """
     mesh = placement.group(block.group).mesh
-    ordered = any(isinstance(operator, Attention) for part in parts for operator in part.operators)
-    divide = division if ordered else by_tokens
-    source, target = divide(block.row, mesh), divide(row, mesh)
-    size = placement.element * placement.samples * placement.lengths[block.stack.stream] * block.stack.output
-    there = moves(mesh, source, target, size) + moves(mesh, target, source, size)
-    return there + ([flow._replace(when="backward") for flow in there] if has_backward(block) else [])
+    operators = [operator for part in parts for operator in part.operators]
+    source, target = by_tokens(block.row, row, mesh)
+    if any(isinstance(operator, Attention) for operator in operators):
+        source, target = division(block.row, mesh), division(row, mesh)
+    weights = max((operator.top_k for operator in operators if isinstance(operator, Experts)), default=0)
+    positions = placement.element * placement.samples * placement.lengths[block.stack.stream]
+    into, out = positions * (block.stack.output + weights), positions * block.stack.output
+    forward = moves(mesh, source, target, into) + moves(mesh, target, source, out)
+    back = moves(mesh, source, target, out) + moves(mesh, target, source, into) if has_backward(block) else []
+    return forward + [flow._replace(when="backward") for flow in back]
 
 
 def _block_states(placement: Placement, block: Block) -> list[Flow]:
@@ -134,19 +142,58 @@ def _block_states(placement: Placement, block: Block) -> list[Flow]:
         return []
     mesh, flows = placement.group(block.group).mesh, list[Flow]()
     follows = block.last and placement.once("follows", lambda: _follows_at_once(placement))
-    for row, held in held_by(placement, block):
-        whole = held
+    for (row, held), pieces, stepped in zip(
+        held_by(placement, block), _pieces(placement, block), stepped_by(placement, block), strict=True
+    ):
+        sharding, whole = sharding_of(row, mesh), held
         for name in block.joined if row is block.row else ():
             whole = whole.plus(held_by(placement, placement.block_of[name])[0][1])
-        flows += state_flows(
-            sharding_of(row, mesh),
-            whole,
-            widths_of(placement),
-            sync=placement.plan.execution.sync,
-            backward=has_backward(block),
-            again=not follows,
-        )
+        if placement.kernels.has_owners and sharding.state == "zero1":
+            owned = len(stepped.own) * min(1.0, sharding.ways / _tensors(placement, block.group))
+            flows += owner_flows(sharding, whole, widths_of(placement), owned)
+            continue
+        for piece in pieces if sharding.state == "zero3" and len(pieces) > 1 and whole == held else [whole]:
+            flows += state_flows(
+                sharding,
+                piece,
+                widths_of(placement),
+                sync=placement.plan.execution.sync,
+                backward=has_backward(block),
+                again=not follows,
+            )
     return flows
+
+
+def _pieces(placement: Placement, block: Block) -> list[list[Parameters]]:
+    """What zero3 gathers at once of each row of a layer: all of it, or each matrix by itself and the rest with the
+    first of them.
+    """
+    found = []
+    for _, _, shares in placement.row_shares(block):
+        rest = [share for share in shares if not isinstance(share.operator, _MATRICES)]
+        matrices = [share for share in shares if share.operator.parameters() and isinstance(share.operator, _MATRICES)]
+        if placement.kernels.gathers_matrices and len(matrices) > 1:
+            first, *others = matrices
+            found.append([count_parameters([first, *rest]), *(count_parameters([each]) for each in others)])
+        else:
+            found.append([count_parameters(shares)])
+    return found
+
+
+def pieces_of(placement: Placement, block: Block) -> int:
+    """How many pieces of a layer are gathered one after the other under zero3."""
+    sharded = any(row.state == "zero3" for row, _ in block.rows())
+    return max(map(len, _pieces(placement, block))) if sharded and not block.joined else 1
+
+
+def _tensors(placement: Placement, group: str) -> int:
+    """Tensors that a rank of a group steps or leaves to their owners."""
+
+    def count() -> int:
+        blocks = [block for block in placement.blocks if block.group == group]
+        return sum(len(block.names) * len(each.own) for block in blocks for each in stepped_by(placement, block))
+
+    return placement.once(("tensors", group), count)
 
 
 def _follows_at_once(placement: Placement) -> bool:
@@ -285,13 +332,19 @@ def _tied_numbers(placement: Placement, copy: str, members: Sequence[Placed]) ->
     block = placement.block_of[copy]
     tied = [operator for operator in block.stack.operators if getattr(operator, "tied", False)]
     if not cut_alike([(placement.group(placed.group), placed.row) for placed in members]):
-        return float(sum(operator.model_copy(update={"tied": False}).parameters() for operator in tied))
+        return float(sum(map(_tied_weight, tied)))
     names = {operator.path for operator in tied}
     shares = [share.operator for part in placement.shares(block) for share in part if share.operator.path in names]
     shardings = [sharding_of(placed.row, placement.group(placed.group).mesh) for placed in members]
     scattered = ("zero2", "zero3") if placement.kernels.keeps_gradients else ("zero1", "zero2", "zero3")
     kept = min(sharding.kept(*scattered) for sharding in shardings)
-    return sum(operator.parameters() for operator in shares) / kept
+    return sum(map(_tied_weight, shares)) / kept
+
+
+def _tied_weight(operator: Operator) -> int:
+    """Numbers that an operator shares with another: of its bias none."""
+    bias = operator.outputs if isinstance(operator, Linear) and operator.bias else 0
+    return operator.model_copy(update={"tied": False}).parameters() - bias
 
 
 def whole_step(placement: Placement) -> Iterator[Collective]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,13 +12,18 @@ from meshwright.cost.moves import pairs
 from meshwright.cost.placement import Placement
 from meshwright.cost.routing import Routing, copies
 
+Pattern: TypeAlias = tuple[tuple[bytes, ...], tuple[tuple[tuple[str, int], ...], ...]]
+"""Devices of groups from the first unit of their pool on, and the groups' meshes."""
+
 
 class Wires:
-    """A plan's process groups on the links of its cluster; groups that lie alike are measured once."""
+    """A plan's process groups on the links of its cluster; groups that lie alike are measured once, also by plans that
+    share a `network`.
+    """
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, network: Network | None = None) -> None:
         self.placement = placement
-        self.network = Network(placement.inputs.cluster, placement.calibration)
+        self.network = network or Network(placement.inputs.cluster, placement.calibration)
 
     def flow_seconds(self, group: str, flow: Flow) -> float:
         """All of a flow's equal collectives, one after the other."""
@@ -42,9 +48,15 @@ class Wires:
 
     def way(self, group: str, axes: tuple[str, ...], traffic: Traffic) -> tuple[Way, int]:
         """What the slowest process group over some axes gets, and its ranks."""
-        groups = self._groups(group, axes)
+        mesh, known = self.placement.group(group).mesh, self._lying(group)
+        ranks = math.prod(mesh[axis] for axis in mesh if axis in axes)
         key = ("way", self.lie(group), axes, traffic)
-        return self.placement.calibrated(key, lambda: self.network.slowest(groups, traffic)), groups.shape[1]
+        return self.placement.calibrated(
+            key, lambda: self.network.once((known, axes, traffic), lambda: self._slowest(group, axes, traffic))
+        ), ranks
+
+    def _slowest(self, group: str, axes: tuple[str, ...], traffic: Traffic) -> Way:
+        return self.network.slowest(self._groups(group, axes), traffic)
 
     def _groups(self, group: str, axes: tuple[str, ...]) -> Integers:
         """Of the process groups over some axes, one of each kind of lying in the cluster."""
@@ -59,21 +71,26 @@ class Wires:
 
     def lie(self, group: str) -> int:
         """A number that is equal for groups of one mesh that lie alike in the cluster."""
-        return self.placement.once(("lie", group), lambda: self._pattern(group))
+        return self.placement.once(("lie", group), lambda: self.placement.number(self._lying(group)))
 
-    def _pattern(self, *groups: str) -> int:
-        """A number that is equal for groups which together lie alike."""
+    def _lying(self, group: str) -> Pattern:
+        return self.placement.once(("lying", group), lambda: self._pattern(group))
+
+    def _pattern(self, *groups: str) -> Pattern:
+        """Equal for groups of the same meshes which together lie alike."""
         found = [self.placement.group(name) for name in groups]
         devices = list(map(self._devices, groups))
         ends = [int(end) for each in devices for end in (each.min(), each.max())]
         shift = self.network.shift(int(devices[0][0]), min(ends), max(ends))
         meshes = tuple(tuple(each.mesh.items()) for each in found)
-        return self.placement.number((tuple((each - shift).tobytes() for each in devices), meshes))
+        return tuple((each - shift).tobytes() for each in devices), meshes
 
     def crossing(self, source: str, target: str, size: float) -> float:
         """Seconds of a message of so many bytes for the busiest device, from one group to another."""
         one, other = self.placement.group(source), self.placement.group(target)
-        key = self.placement.once(("pairs", source, target), lambda: self._pattern(source, target))
+        key = self.placement.once(
+            ("pairs", source, target), lambda: self.placement.number(self._pattern(source, target))
+        )
         way = self.placement.calibrated(("pairs", key), lambda: self.network.crossing(pairs(one, other)))
         return seconds("p2p", size, 2, way) if size else 0.0
 

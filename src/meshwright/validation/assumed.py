@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 from meshwright.validation.machines import network_is_said
 from meshwright.validation.rows import Measured
-from meshwright.validation.said import as_run, said_of
+from meshwright.validation.said import as_run, known_of
 from meshwright.validation.stages import UNSAID_VIRTUAL
-from meshwright.validation.traps import trap_of
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ ASSUMED: tuple[Assumption, ...] = (
 
 def assumptions_of(row: Measured) -> tuple[str, ...]:
     """What was taken for a row, as 'column: what'."""
-    corrections = tuple(each.reason for each in (trap_of(row), said_of(row)) if each and each.changes)
+    corrections = tuple(each.reason for each in known_of(row) if each.changes)
     right = as_run(row)
     return corrections + tuple(f"{each.about}: {each.taken}" for each in ASSUMED if each.holds(right))
 

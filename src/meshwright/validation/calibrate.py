@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from meshwright.cost.calibration import Calibration
 from meshwright.errors import MeshwrightError
 from meshwright.plan.rules import Inputs
-from meshwright.validation.constants import Constant, apply, constants_for
+from meshwright.validation.constants import Constant, apply, constants_for, guessed
 from meshwright.validation.fit import Fit, Parameter, fit, weights
 from meshwright.validation.frameworks import Framework, framework_of
 from meshwright.validation.predictor import Job, Predictor
@@ -179,9 +179,9 @@ def _calibrated(asked: _Asked, found: Fit) -> Calibrated:
     devices = {*tiled, *(case.device for case in cases)}
     rows = Counter(case.row.source for case in cases)
     rounded = [float(f"{value:.4g}") for value in found.values]
-    fitted = apply(asked.base, asked.constants, rounded[:count], sorted(devices))
+    fitted = apply(guessed(asked.base), asked.constants, rounded[:count], sorted(devices))
     text = f"a robust fit to {len(cases)} published step times of {', '.join(sorted(rows))}"
-    software = asked.base.software | dict(zip(asked.families, rounded[count:], strict=True))
+    software = dict(zip(asked.families, rounded[count:], strict=True))
     errors = np.abs(np.expm1(found.errors))
     by_source = {
         source: float(np.median([errors[place] for place, case in enumerate(cases) if case.row.source == source]))

@@ -26,6 +26,10 @@ KIN: dict[str, str] = {
     "gb200": "b200",
     "b300": "b300",
     "gb300": "b300",
+    "v100": "v100",
+    "v100-16gb": "v100",
+    "v100-pcie": "v100",
+    "v100-pcie-16gb": "v100",
     "mi300x": "mi300x",
     "mi325x": "mi300x",
 }
@@ -77,30 +81,46 @@ _MEASURED_MATMUL: dict[str, tuple[float, float, str]] = {
 }
 """Of the peak, what large products reach in training, and at most: between what the best shape was measured at and
 what long runs leave of it."""
-_FLASH: dict[str, tuple[float, float]] = {
-    "v100": (0.40, 0.60),
-    "a100": (0.72, 1.0),
-    "h100": (0.41, 0.70),
-    "b200": (0.41, 1.0),
-    "b300": (0.41, 1.0),
-    "mi300x": (0.35, 0.60),
+_FLASH: dict[str, tuple[float, float, str]] = {
+    "v100": (0.40, 0.60, ""),
+    "a100": (0.72, 1.0, "causal heads of 128, exponentials included: 0.6 of the peak (Dao 2023)"),
+    "h100": (0.41, 0.70, "causal heads of 128, exponentials included: 0.34 of the peak (Shah 2024, figure 5)"),
+    "b200": (0.41, 1.0, ""),
+    "b300": (0.41, 1.0, ""),
+    "mi300x": (0.35, 0.60, ""),
 }
-"""Of the peak, the products of the flash attention package."""
-_OWN_FLASH = {"h100": (0.70, 0.15, 0.3, 1.0), "b200": (0.80, 0.25, 0.3, 1.0), "b300": (0.80, 0.25, 0.3, 1.0)}
+"""Of the peak, the products of the flash attention package, and at most. Where no reading is named, as on the chip
+before it or less."""
+_CUDNN = "causal heads of 128 and 64, exponentials included: 539 and 388 TFLOP/s (Shah 2024, figure 5)"
+_OWN_FLASH: dict[str, tuple[float, float, float, float, str]] = {
+    "h100": (0.70, 0.15, 0.3, 1.0, _CUDNN),
+    "b200": (0.80, 0.25, 0.3, 1.0, ""),
+    "b300": (0.80, 0.25, 0.3, 1.0, ""),
+}
 """The same of cuDNN's attention, with the spread and the bounds."""
-_SOFTMAX = {"a100": 32.0, "h100": 64.0, "b200": 128.0, "b300": 64.0}
-"""The peak over four times the rate of exponentials, 16 a clock and multiprocessor: 312 and 2.4, 989 and 3.9 (Shah
-2024, section 2.2), 2,250 and 4.4 TFLOP/s; Blackwell Ultra has twice as many units for them (NVIDIA 2025)."""
-_INNER = {"v100": 80.0, "a100": 100.0, "h100": 220.0, "b200": 350.0, "b300": 350.0, "mi300x": 350.0}
-"""An A100 reaches 0.55 of its best with sums of 128, 0.9 with 1,024 (NVIDIA, Matrix Multiplication Background User's
-Guide, figure 3, read off); the faster the products of a tile, the longer its sums must be to hide the first reads."""
+_RATES = "the peak over four times the rate of exponentials, 16 a clock and multiprocessor"
+_SOFTMAX: dict[str, tuple[float, str]] = {
+    "a100": (32.0, f"{_RATES}: 312 and 2.4 TFLOP/s (NVIDIA A100 whitepaper)"),
+    "h100": (64.0, f"{_RATES}: 989 and 3.9 TFLOP/s (Shah 2024, section 2.2)"),
+    "b200": (128.0, f"{_RATES}: 2,250 and 4.4 TFLOP/s (NVIDIA Blackwell datasheet)"),
+    "b300": (64.0, f"{_RATES}, twice as many on Blackwell Ultra (NVIDIA 2025)"),
+}
+_INNER: dict[str, tuple[float, str]] = {
+    "v100": (80.0, ""),
+    "a100": (
+        100.0,
+        "0.55 of the best with sums of 128, 0.9 with 1,024 (NVIDIA, Matrix Multiplication guide, figure 3)",
+    ),
+    "h100": (220.0, ""),
+    "b200": (350.0, ""),
+    "b300": (350.0, ""),
+    "mi300x": (350.0, ""),
+}
+"""Read off on one; it grows with the rate of a tile's products: the faster these, the longer its sums must be to hide
+the first reads."""
 
 
 _UNALIGNED = "GPT-2 steps take a fifth less with 50,304 words than with 50,257 (Karpathy 2023, nanoGPT): about a half"
-_PACKAGE = "causal heads of 128, exponentials included: 0.6 on A100 (Dao 2023), 0.34 on H100 (Shah 2024, fig. 5)"
-_OWN = "cuDNN on H100: 539 and 388 TFLOP/s for causal heads of 128 and 64, exponentials included (Shah 2024, fig. 5)"
-_SCORES = "the peak over four times the rate of exponentials (Shah 2024, section 2.2)"
-_SUMS = "what 128 and 1,024 reach on A100 (NVIDIA, Matrix Multiplication Background User's Guide, fig. 3)"
 _EARLY = "half the rate of the second version, Triton's 0.4 to 0.8 of it (Dao 2023, section 4.1)"
 _BY_ROWS = "0.9 to 1 of scales of tensors for most shapes, 0.5 for some (pytorch/pytorch issue 147971, 2025)"
 _EDGE = "191, 260, 298, 319, 335 TFLOP/s in causal sequences of 512 to 16,384 (Shah 2024, figure 5)"
@@ -112,15 +132,17 @@ def constants_for(devices: Iterable[str]) -> tuple[Constant, ...]:
     found: list[Constant] = []
     for chip in kin:
         guess, most, source = _MEASURED_MATMUL.get(chip, (0.60, 0.90, ""))
-        flash, most_flash = _FLASH.get(chip, (0.45, 0.75))
+        flash, most_flash, package = _FLASH.get(chip, (0.45, 0.75, ""))
+        softmax, rates = _SOFTMAX.get(chip, (32.0, ""))
+        inner, sums = _INNER.get(chip, (200.0, ""))
         found += [
             Constant("matmul", chip, guess, 0.10, 0.25, most, source),
-            Constant("flash", chip, flash, 0.15, 0.15, most_flash, _PACKAGE),
-            *([Constant("own_flash", chip, *_OWN_FLASH[chip], _OWN)] if chip in _OWN_FLASH else ()),
-            Constant("softmax", chip, _SOFTMAX.get(chip, 32.0), 0.2, 4.0, 256.0, _SCORES),
+            Constant("flash", chip, flash, 0.15, 0.15, most_flash, package),
+            *([Constant("own_flash", chip, *_OWN_FLASH[chip])] if chip in _OWN_FLASH else ()),
+            Constant("softmax", chip, softmax, 0.2, 4.0, 256.0, rates),
             Constant("memory", chip, 0.75, 0.20, 0.40, 0.95),
             Constant("launch", chip, 20e-6, 0.3, 3e-6, 100e-6),  # hosts are as old as the chips that they serve
-            Constant("inner", chip, _INNER.get(chip, 200.0), 0.3, 10.0, 2000.0, _SUMS),
+            Constant("inner", chip, inner, 0.3, 10.0, 2000.0, sums),
         ]
     return (
         *found,
@@ -147,7 +169,16 @@ def unfitted(base: Calibration) -> Calibration:
     tiled = [name for name, reached in base.devices.items() if reached.units > 1]
     known = [name for name in tiled if kin_of(name) in _MEASURED_MATMUL]
     constants = constants_for(known)
-    return apply(base, constants, [each.guess for each in constants], known)
+    return apply(guessed(base), constants, [each.guess for each in constants], known)
+
+
+def guessed(base: Calibration) -> Calibration:
+    """The base with first guesses for devices that it does not name: those of a chip that nothing is known of."""
+    others = base.others
+    for constant in constants_for([""]):
+        if constant.kin is not None:
+            others = others.model_copy(update=_update(constant.name, constant.guess, 1.0))
+    return base.model_copy(update={"others": others})
 
 
 FLASH_BACKWARD = 0.85
@@ -157,18 +188,22 @@ FLASH_BACKWARD = 0.85
 def apply(
     base: Calibration, constants: Sequence[Constant], values: Sequence[float], devices: Iterable[str]
 ) -> Calibration:
-    """The base with these values, for these devices."""
+    """The base with these values, for these devices, and for others where a constant is of all devices."""
     found = {device: base.device(device) for device in devices}
     whole: dict[str, float] = {}
+    shared: dict[str, float] = {}
     for constant, value in zip(constants, values, strict=True):
         if constant.name in Calibration.model_fields:
             whole[constant.name] = value
             continue
+        if constant.kin is None:
+            shared |= _update(constant.name, value, 1.0)
         for device, reached in list(found.items()):
             if constant.touches(device):
                 changed = _update(constant.name, value, CLOCKED.get(device, 1.0))
                 found[device] = reached.model_copy(update=changed)
-    return base.model_copy(update={"devices": {**base.devices, **found}, **whole})
+    others = base.others.model_copy(update=shared)
+    return base.model_copy(update={"devices": {**base.devices, **found}, "others": others, **whole})
 
 
 def _update(name: str, value: float, clock: float) -> Mapping[str, float]:

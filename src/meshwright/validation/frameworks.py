@@ -111,7 +111,7 @@ _REFINED: tuple[tuple[str, str, str, dict[str, object]], ...] = (
     ("megatron_bridge|dgxc_bench", "model_name", r"DeepSeek|Kimi", {"cut": "last-less"}),
     ("megatron_bridge", "model_name|gpu", r"DeepSeekV3.* (H100|GB200)|LLAMA3.1_405B GB200", {"expandable": True}),
     ("mlperf", "model_name", r"405B", {"expandable": True}),
-    ("mlperf", "source", r"config_2xXE9680Lx8B200-SXM-180GB_2x8x1xtp1pp1cp1", {"kernels": "megatron-flash-narrow"}),
+    ("mlperf", "precision", r"activations too", {"kernels": "megatron-flash-narrow"}),
     ("dgxc_bench|nemo_docs|megatron_bridge", "task", r"SFT|LoRA", _WHOLE_EXCHANGES),
     ("llm_foundry", "notes", r"MP mode PURE", {"reduce": "bf16"}),
     ("llm_foundry", "attention_impl", r"^flash$", {"kernels": "hf-unpadded-xentropy"}),

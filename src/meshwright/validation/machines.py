@@ -52,6 +52,9 @@ _SWITCHED: tuple[tuple[str, str], ...] = ((r"NVSwitch NVLink2", "nvlink2-nvswitc
 """Links inside a node that are not the device's usual ones."""
 _TRAYS = {"gb200": 4, "gb300": 4}
 """Devices of a node, whatever sources call one; the rack's link joins 18 of them."""
+_HOSTS: tuple[tuple[str, str, float], ...] = ((r"EFA", "a100-40gb", 1152 * 2**30),)
+"""Links between nodes and devices that tell whose machine it is, with the memory of its hosts where that is not the
+catalogue's: of Amazon EC2's p4d.24xlarge 1,152 GiB (aws.amazon.com/ec2/instance-types/p4, 2026-11)."""
 
 
 def cluster_of(row: Measured) -> Cluster:
@@ -66,7 +69,7 @@ def cluster_of(row: Measured) -> Cluster:
     network = _first(NETWORKS, row.text("inter_node_link")) if count > inside else ""
     found = parse_cluster(f"{count // inside}x{inside}x{device}{':' * bool(network)}{network}")
     link = _first(_SWITCHED, row.text("intra_node_link"))
-    return _rewired(found, link) if link else found
+    return _as_rented(_rewired(found, link) if link else found, row.text("inter_node_link"))
 
 
 def network_is_said(row: Measured) -> bool:
@@ -76,6 +79,16 @@ def network_is_said(row: Measured) -> bool:
 
 def _first(table: tuple[tuple[str, str], ...], text: str) -> str:
     return next((name for pattern, name in table if re.search(pattern, text)), "")
+
+
+def _as_rented(cluster: Cluster, network: str) -> Cluster:
+    """The same with the hosts of the machine that its network tells."""
+    (pool,) = cluster.pools
+    memory = next((size for text, device, size in _HOSTS if device == pool.device and re.search(text, network)), None)
+    if memory is None or pool.host is None:
+        return cluster
+    host = pool.host.model_copy(update={"memory": memory})
+    return cluster.model_copy(update={"pools": (pool.model_copy(update={"host": host}),)})
 
 
 def _rewired(cluster: Cluster, link: str) -> Cluster:

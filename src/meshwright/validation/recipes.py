@@ -8,15 +8,17 @@ from meshwright.validation.rows import Measured
 from meshwright.validation.unusable import Unusable
 
 _COMPUTE: tuple[tuple[str, Float], ...] = ((r"^fp16", "fp16"), (r"^fp32", "fp32"), (r".", "bf16"))
-_ADAPTED = {"mlperf": ("q_proj", "k_proj", "v_proj", "o_proj")}
-"""MLPerf: LoRA(dim=16, alpha=32, target_modules=['linear_proj', 'linear_qkv']) in NVIDIA's Llama-2-70B submission."""
-_ADAPTED_USUALLY = ("q_proj", "k_proj", "v_proj")
-"""NeMo's recipes: `peft.target_modules = ['linear_qkv']`, dim 16, alpha 32 (llama3_70b.py, llama31_405b.py)."""
+_ADAPTED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"\(q,k,v,o\)", ("q_proj", "k_proj", "v_proj", "o_proj")),
+    (r"", ("q_proj", "k_proj", "v_proj")),
+)
+"""What notes say → what has adapters; where they say nothing as NeMo's recipes: `peft.target_modules = ['linear_qkv']`,
+dim 16, alpha 32 (llama3_70b.py, llama31_405b.py)."""
 
 
 def recipe_of(row: Measured, framework: Framework) -> Recipe:
     """Raises Unusable where a dtype is not said that cannot be told."""
-    adapted = _ADAPTED.get(row.source, _ADAPTED_USUALLY)
+    adapted = next(targets for pattern, targets in _ADAPTED if re.search(pattern, row.text("notes")))
     return Recipe(
         global_batch=row.count("global_batch"),
         sequence=row.count("seq_len"),
@@ -42,7 +44,5 @@ def _precision(row: Measured, framework: Framework) -> Precision:
 
 def _optimizer(row: Measured) -> Optimizer:
     text = row.text("optimizer").lower()
-    # sbatch_benchmarking.sh of the MoE model zoo: --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16 with fp8.
-    narrow = row.source == "megatron_moe_zoo" and "fp8" in row.text("precision").lower()
     name = "muon" if "muon" in text else "sgd" if "sgd" in text else "adamw"
-    return Optimizer.model_validate({"name": name, "state": "bf16" if narrow else "fp32"})
+    return Optimizer.model_validate({"name": name, "state": "bf16" if "bf16 moments" in text else "fp32"})

@@ -17,7 +17,7 @@ Looked up in 2026-11:
 from dataclasses import replace
 
 from meshwright.validation.rows import Measured
-from meshwright.validation.traps import Trap, corrected
+from meshwright.validation.traps import TRAPS, Trap
 
 _UP = {"recompute": "selective (mla_up_proj)"}
 _FSDP = r"^fsdp"
@@ -75,6 +75,18 @@ SAID: tuple[Trap, ...] = (
         {"recompute": "save_qkv_proj"},
     ),
     Trap(
+        "megatron_moe_zoo",
+        {"precision": "fp8"},
+        "optimizer: moments in bf16, of sbatch_benchmarking.sh",
+        {"optimizer": "adam (bf16 moments)"},
+    ),
+    Trap(
+        "mlperf",
+        {"task": "LoRA", "source": "config_2xXE9680Lx8B200-SXM-180GB_2x8x1xtp1pp1cp1"},
+        "precision: what activations keep in fp8 too, of the submission's configuration (FP8_ACT=1)",
+        {"precision": "fp8 (activations too)"},
+    ),
+    Trap(
         "mlperf",
         {"task": "LoRA", "gpu": "GB200", "tp": "^1$", "cp": "^1$"},
         "offload: activations of 20 layers, of a configuration of v5.1 for the same devices and layout",
@@ -90,12 +102,14 @@ SAID: tuple[Trap, ...] = (
 """Sources, columns, and what the columns should say."""
 
 
-def said_of(row: Measured) -> Trap | None:
-    """What is said of a row elsewhere."""
-    return next((said for said in SAID if said.holds(row)), None)
+def known_of(row: Measured) -> list[Trap]:
+    """What is known to be wrong with a row, and what is said of it elsewhere."""
+    return [known for known in (*TRAPS, *SAID) if known.holds(row)]
 
 
 def as_run(row: Measured) -> Measured:
     """The row with what is known to be wrong corrected, and what is said elsewhere filled in."""
-    right, said = corrected(row), said_of(row)
-    return replace(right, fields=right.fields | said.changes) if said else right
+    fields = dict(row.fields)
+    for known in known_of(row):
+        fields |= known.changes
+    return replace(row, fields=fields)

@@ -44,7 +44,7 @@ class Predicted(NamedTuple):
     """Of the group that is likeliest to run out of memory."""
     capacity: float
     running_out: float
-    """The probability that the fullest device has too little memory."""
+    """The probability that the fullest device or host has too little memory."""
     word: str
     """Of the verdict: `fits`, `may not fit` or `does not fit`."""
     plan: str
@@ -134,13 +134,14 @@ def score(task: Task) -> Scored:
 
 def _predicted(inputs: Inputs, found: Estimate) -> Predicted:
     tight = max(found.memory, key=lambda each: (each.out_of_memory, each.footprint.device.middle / each.capacity))
+    verdict = MemoryVerdict(found.memory, found.hosts)
     return Predicted(
         seconds=found.step_time_s,
         parts={part: seconds for part, seconds in found.parts.items() if seconds},
         footprint=tight.footprint,
         capacity=tight.capacity,
-        running_out=tight.out_of_memory,
-        word=MemoryVerdict(found.memory, found.hosts).word,
+        running_out=max(each.out_of_memory for each in verdict.tightest),
+        word=verdict.word,
         plan=describe_plan(inputs.plan),
     )
 

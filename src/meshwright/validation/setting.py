@@ -16,9 +16,8 @@ from meshwright.validation.machines import cluster_of
 from meshwright.validation.models import model_of
 from meshwright.validation.recipes import recipe_of
 from meshwright.validation.rows import Measured
-from meshwright.validation.said import as_run
+from meshwright.validation.said import as_run, known_of
 from meshwright.validation.stages import layers_of_stages, schedule_of, virtual_of
-from meshwright.validation.traps import trap_of
 from meshwright.validation.unusable import Unusable
 
 State = Literal[0, 1, 2, 3]
@@ -65,8 +64,8 @@ def _check(row: Measured) -> None:
         raise Unusable(f"its status is '{row.text('status')}'")
     if row.grade not in ("A", "B"):
         raise Unusable(f"its grade is {row.grade or 'unknown'}: fields are missing or contradict each other")
-    if (trap := trap_of(row)) and not trap.changes:
-        raise Unusable(trap.reason)
+    if wrong := next((known for known in known_of(row) if not known.changes), None):
+        raise Unusable(wrong.reason)
     for name in ("seq_len", "global_batch"):
         if not row.text(name):
             raise Unusable(f"{name} is not said")

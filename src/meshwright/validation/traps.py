@@ -5,7 +5,7 @@ None is here for how far a prediction is off. Where a row's `dp` contradicts its
 """
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from meshwright.validation.rows import Measured
 
@@ -59,14 +59,3 @@ TRAPS: tuple[Trap, ...] = (
         "the degree of interleaving is not said, and submissions of the same tp 4 and pp 8 have 4, 6 and 12",
     ),
 )
-
-
-def trap_of(row: Measured) -> Trap | None:
-    """What is wrong with a row, if anything is known to be."""
-    return next((trap for trap in TRAPS if trap.holds(row)), None)
-
-
-def corrected(row: Measured) -> Measured:
-    """The row as it should be; as it is where nothing is known to be wrong."""
-    trap = trap_of(row)
-    return replace(row, fields=row.fields | trap.changes) if trap and trap.changes else row
