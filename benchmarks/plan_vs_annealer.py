@@ -2,7 +2,8 @@
 
 Run `.venv/bin/python benchmarks/plan_vs_annealer.py [--seconds 60] [--seed N] [--wide]`, for 8 layers and 8 devices.
 Axes lie in any order, stages are cut anywhere, each layer has a recompute of its own, and with `--wide` a state of its
-own too, which the search does not give it. Exits with 1 where a better plan is found. Seconds are the processor's.
+own too, which the search tries near its best plans. Exits with 1 where a better plan is found. Seconds are those of
+the processor.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """`meshwright plan` as it is typed."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,16 @@ def test_a_person_reads_the_proof_and_why_others_lost() -> None:
     assert found.exit_code == 0, found.output
     assert "nothing of the space takes less than" in found.output
     assert "the best of other kinds" in found.output
+    assert re.search(r"^plan +.*dp \d, zero\d, ", found.output, re.MULTILINE), "the state is named"
+
+
+def test_what_the_runtime_does_not_run_is_noted(tmp_path: Path) -> None:
+    half = tmp_path / "recipe.yaml"
+    mw.recipe(global_batch=8, sequence=512, precision={"compute": "fp16"}).write(half)
+    found = CliRunner().invoke(
+        command_line(), ["plan", "--model", "gpt2", "--cluster", "1xh100", "--recipe", str(half), "--for", "any"]
+    )
+    assert found.exit_code == 0, found.output
     assert "Meshwright's own runtime does not run this plan yet" in found.output
 
 

@@ -11,7 +11,10 @@ import meshwright as mw
 from meshwright.cli import command_line
 from meshwright.errors import PlanError
 from meshwright.plan.rules import Inputs
+from meshwright.search import near
+from meshwright.search.answer import Answer
 from meshwright.search.near import beyond, coordinates
+from meshwright.search.problem import Problem
 from tests.cost.build import llama
 
 MODEL = llama(num_hidden_layers=4, hidden_size=1024, intermediate_size=2816, vocab_size=8192)
@@ -35,7 +38,8 @@ def test_one_change_is_the_best_of_all_single_changes() -> None:
     }
     for name in kept:
         try:
-            one = mw.plan(MODEL, "4xh100", RECIPE, **{each: kept[each] for each in kept if each != name})
+            others = {each: kept[each] for each in kept if each != name}
+            one = mw.plan(MODEL, "4xh100", RECIPE, forbid=("unlike",), **others)
         except PlanError:
             continue  # no other value of it works
         assert found.estimate.step_time_s <= one.estimate.step_time_s * (1 + 1e-9), name
@@ -55,6 +59,20 @@ def test_the_path_begins_with_the_given_plan_and_its_gains_lead_to_the_answer() 
         assert step.candidate.estimate.step_time_s == pytest.approx(pace)
     assert found.path[-1].candidate.plan == found.plan
     assert found.bound <= found.estimate.step_time_s < first.candidate.estimate.step_time_s
+
+
+def test_a_step_of_the_path_that_is_cut_off_does_not_cut_off_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = near.search
+
+    def cut(problem: Problem, *given: Any) -> Answer:
+        found = whole(problem, *given)
+        found.stopped = "the time limit of 1 s" if problem.wishes.time_limit == 1.0 else found.stopped
+        return found
+
+    monkeypatch.setattr(near, "search", cut)
+    found = mw.plan(MODEL, "4xh100", RECIPE, near=GIVEN, changes=2, time_limit=PATIENT)
+    assert len(found.path) > 1
+    assert found.stopped == ""
 
 
 def test_near_the_best_plan_there_is_nothing_faster() -> None:

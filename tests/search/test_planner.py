@@ -105,7 +105,7 @@ def test_small_spaces_have_the_best_of_all_plans(
 ) -> None:
     model = llama(num_hidden_layers=layers, **SIZES)
     recipe = mw.recipe(global_batch=batch, sequence=2048)
-    forbid = ("cp", "ulysses", *recompute)
+    forbid = ("cp", "ulysses", "unlike", *recompute)
     wishes = Wishes(gap=0.0, forbid=forbid, memory_limit=limit, schedule="1f1b", time_limit=600.0)
     problem = Problem(model, mw.cluster(cluster), recipe, wishes)
     best, answer = brute(problem, cluster), searched(problem)
@@ -175,7 +175,6 @@ def test_a_memory_limit_holds_and_costs() -> None:
         ({"micro_batch": 1, "micro_batches": 4}, "say the same thing in two ways"),
         ({"tp": 3}, "no degrees fill the 8 devices of '8xh100'"),
         ({"memory_limit": 5e9}, "no plan fits"),
-        ({"scope": "runtime"}, "the runtime does not run 'compute: bf16' yet"),
         ({"tps": 3}, "'tps' is no wish; did you mean"),
         ({"pp": 0}, "pp counts from 1 on"),
     ],
@@ -183,6 +182,12 @@ def test_a_memory_limit_holds_and_costs() -> None:
 def test_what_cannot_be_is_said(wishes: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError, match=re.escape(said)):
         mw.plan(*GIVEN, mw.recipe(global_batch=64, sequence=8192), **wishes)
+
+
+def test_a_recipe_that_the_runtime_does_not_run_is_said() -> None:
+    half = mw.recipe(global_batch=64, sequence=8192, precision={"compute": "fp16"})
+    with pytest.raises(PlanError, match="the runtime does not run 'compute: fp16' yet"):
+        mw.plan(*GIVEN, half, scope="runtime")
 
 
 def test_a_time_limit_answers_with_the_best_so_far_and_its_gap() -> None:

@@ -9,8 +9,8 @@ from meshwright.plan.rules import check_plan
 from meshwright.report.blocks import Block, Facts, Lines, table
 from meshwright.report.estimate import estimate_blocks
 from meshwright.report.tried import TITLES, chosen_facts, front_table, path_table, tried_table
-from meshwright.search.answer import Answer, Point, Progress, Step, Tried
-from meshwright.search.choice import degrees_of, inputs_of
+from meshwright.search.answer import Answer, Point, Progress, Step, Tried, in_short
+from meshwright.search.choice import inputs_of
 from meshwright.search.explain import Alternative, alternatives
 from meshwright.units import show_bytes, show_seconds
 
@@ -69,7 +69,7 @@ def _tried_data(each: Tried) -> dict[str, Any]:
     return {
         "devices": each.devices,
         "global_batch": each.batch,
-        "degrees": degrees_of(found.choice) if found else None,
+        "degrees": in_short(found) if found else None,
         "step_time_s": found.estimate.step_time_s if found else None,
         "tokens_per_s": found.estimate.tokens_per_s if found else None,
         "usd_per_million_tokens": each.price,
@@ -82,7 +82,7 @@ def _alternative_data(each: Alternative) -> dict[str, Any]:
     found = each.candidate.estimate
     return {
         "family": each.family,
-        "degrees": degrees_of(each.candidate.choice),
+        "degrees": in_short(each.candidate),
         "fits": each.candidate.fits,
         "step_time_s": found.step_time_s,
         "memory_peak_bytes": found.memory_peak_bytes,
@@ -108,7 +108,7 @@ def plan_blocks(answer: Answer) -> list[Block]:
 
 def _search_facts(answer: Answer) -> Block:
     rows = (
-        ("plan", degrees_of(answer.best.choice)),
+        ("plan", in_short(answer.best)),
         *chosen_facts(answer),
         ("proof", f"nothing of the space takes less than {show_seconds(answer.bound)}: a gap of {answer.gap:.1%}"),
         (
@@ -125,7 +125,7 @@ def _row(each: Alternative) -> tuple[str, ...]:
     found, fits = each.candidate.estimate, each.candidate.fits
     return (
         each.family,
-        degrees_of(each.candidate.choice),
+        in_short(each.candidate),
         show_seconds(found.step_time_s),
         f"{each.slower:+.1%}" if fits else "-",
         show_bytes(found.memory_peak_bytes),

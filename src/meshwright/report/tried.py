@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from meshwright.report.blocks import Block, table
-from meshwright.search.answer import Answer, Tried
-from meshwright.search.choice import degrees_of
+from meshwright.search.answer import Answer, Tried, in_short
 from meshwright.units import show_bytes, show_count, show_seconds
 
 TITLES = {
@@ -66,7 +65,7 @@ def _row(each: Tried, *, priced: bool) -> tuple[str, ...]:
         return f"{each.devices:,}", f"{each.batch:,}", *figures, _short(each.why)
     found = each.candidate.estimate
     price = [f"{each.price:.3g}" if each.price is not None else "-"] if priced else []
-    plan = degrees_of(each.candidate.choice)
+    plan = in_short(each.candidate)
     return (
         f"{each.devices:,}",
         f"{each.batch:,}",

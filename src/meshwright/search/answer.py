@@ -24,6 +24,16 @@ class Candidate(NamedTuple):
     """Seconds that its choice takes at least."""
     estimate: Estimate
     fits: bool
+    solution: Solution | None = None
+    """What it was made from; none where it was given."""
+
+
+def in_short(candidate: Candidate) -> str:
+    """A plan in a line: degrees, states, and whether layers of a stage are split unlike."""
+    stages = [[row for row in stage.layers if row.part is None] for stage in candidate.plan.stages]
+    states = dict.fromkeys(row.state for stage in stages for row in stage)
+    unlike = any(len({tuple(role.split for role in row.roles.values()) for row in stage}) > 1 for stage in stages)
+    return degrees_of(candidate.choice, list(states)) + (", unlike splits" if unlike else "")
 
 
 class Point(NamedTuple):
@@ -39,7 +49,7 @@ class Point(NamedTuple):
 def point_of(candidate: Candidate) -> Point:
     """A plan as a point of the front."""
     limit = max(each.asked.passed_with(ACCEPTED) for each in candidate.estimate.memory)
-    return Point(limit, candidate.estimate.step_time_s, degrees_of(candidate.choice))
+    return Point(limit, candidate.estimate.step_time_s, in_short(candidate))
 
 
 def undominated(points: Iterable[Point]) -> tuple[Point, ...]:
@@ -137,7 +147,8 @@ def simulated(problem: Problem, choice: Choice, solution: Solution, calibration:
     if any(each.severity == "error" for each in check_plan(inputs, RULES_OF[problem.wishes.scope])):
         return None
     estimate = estimate_placement(Placement(inputs, calibration))
-    return Candidate(plan, choice, solution.bound, estimate, fits_within(estimate, problem.wishes.memory_limit))
+    fits = fits_within(estimate, problem.wishes.memory_limit)
+    return Candidate(plan, choice, solution.bound, estimate, fits, solution)
 
 
 def fits_within(estimate: Estimate, limit: float | None) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from meshwright.cost.activations import Activations, layer_activations
 from meshwright.cost.blocks import Block
 from meshwright.cost.calibration import Calibration, public_calibration
-from meshwright.cost.collectives import TRAFFIC, seconds
+from meshwright.cost.collectives import TRAFFIC, Network, seconds
 from meshwright.cost.compute import machines
 from meshwright.cost.flows import Flow
 from meshwright.cost.layer_states import States, layer_states
@@ -75,12 +75,14 @@ class Bench:
         *,
         replica: "Bench | None" = None,
         twin: "Bench | None" = None,
+        network: Network | None = None,
     ) -> None:
         self.problem, self.choice, self.calibration = problem, choice, calibration or public_calibration()
+        self.network = network
         self._replica, self._twin = replica, twin
         shared = any(pool.compute_units is not None for pool in problem.cluster.pools)
-        self._single = choice if shared and choice.degrees.pp == 1 else one_stage(choice)
-        self.group = self._single.on[0]
+        self.single = choice if shared and choice.degrees.pp == 1 else one_stage(choice)
+        self.group = self.single.on[0]
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._computed: dict[Block, Computed] = {}
         self._states: dict[Block, Seconds] = {}
@@ -89,12 +91,12 @@ class Bench:
     @cached_property
     def placement(self) -> Placement:
         """All layers on the first group."""
-        return Placement(inputs_of(self.problem, plain_plan(self.problem, self._single)), self.calibration)
+        return Placement(inputs_of(self.problem, plain_plan(self.problem, self.single)), self.calibration)
 
     @cached_property
     def wires(self) -> Wires:
         """Between the ranks of the group."""
-        return Wires(self.placement)
+        return Wires(self.placement, self.network)
 
     @cached_property
     def launch(self) -> float:
@@ -107,16 +109,17 @@ class Bench:
         """
         key = self._kind(layer), option
         if key not in self._seconds:
-            done = self.computed(layer, option.recompute)
-            kept = self._kept(layer, option.state)
+            done = self.computed(layer, option.recompute, option.divides)
+            kept = self._kept(layer, option.state, option.divides)
             self._seconds[key] = _joined(done, kept)
         return self._seconds[key]
 
-    def computed(self, layer: Layer, recompute: str) -> "Computed":
+    def computed(self, layer: Layer, recompute: str, divides: tuple[str, ...] = ()) -> "Computed":
         """What one layer computes and exchanges."""
-        if self._replica is not None and not self._elsewhere(layer):
-            return self._replica.computed(layer, recompute)
-        block = self.block(layer, Option(None, recompute))
+        replica = self._repeated(layer, divides)
+        if replica is not None:
+            return replica.computed(layer, recompute)
+        block = self.block(layer, Option(None, recompute, divides))
         if block not in self._computed:
             forward, backward, weight = compute_layer(self.placement, self.wires, block)
             self._computed[block] = Computed(self._passing(forward), self._passing(backward), weight)
@@ -124,17 +127,25 @@ class Bench:
 
     def bytes(self, layer: Layer, option: Option) -> Bytes:
         """Of one layer: what it keeps of its parameters by its state, what of its activations by its recompute."""
-        return Bytes(self._resting(layer, option.state), self._alive(layer, option.recompute))
+        return Bytes(
+            self._resting(layer, option.state, option.divides), self.alive(layer, option.recompute, option.divides)
+        )
 
-    def _resting(self, layer: Layer, state: str | None) -> States:
+    def _resting(self, layer: Layer, state: str | None, divides: tuple[str, ...]) -> States:
         if self._twin is not None:
-            return self._twin._resting(layer, state)
-        return layer_states(self.placement, self.block(layer, Option(state, self.fastest(layer))))
+            return self._twin._resting(layer, state, divides)
+        return layer_states(self.placement, self.block(layer, Option(state, self.fastest(layer), divides)))
 
-    def _alive(self, layer: Layer, recompute: str) -> Activations:
-        if self._replica is not None and not self._elsewhere(layer):
-            return self._replica._alive(layer, recompute)
-        return layer_activations(self.placement, self.block(layer, Option(None, recompute)))
+    def alive(self, layer: Layer, recompute: str, divides: tuple[str, ...] = ()) -> Activations:
+        """What one layer keeps of its activations."""
+        replica = self._repeated(layer, divides)
+        if replica is not None:
+            return replica.alive(layer, recompute)
+        return layer_activations(self.placement, self.block(layer, Option(None, recompute, divides)))
+
+    def _repeated(self, layer: Layer, divides: tuple[str, ...]) -> "Bench | None":
+        """The replica, where a layer is as it is there: it has no samples to divide over other axes."""
+        return None if divides or self._elsewhere(layer) else self._replica
 
     def recomputes(self, layer: Layer) -> tuple[str, ...]:
         """What a layer may compute again, from the least memory to the least time: numbered layers what the wishes
@@ -181,11 +192,11 @@ class Bench:
         likeness = self.placement.number(("option", id(layer.stack), learning, option, last))
         return Block(0, self.group, layer.stack, row, parts, learning, (layer.name,), last=last, likeness=likeness)
 
-    def _kept(self, layer: Layer, state: str | None) -> Seconds:
+    def _kept(self, layer: Layer, state: str | None, divides: tuple[str, ...]) -> Seconds:
         """What one layer's states take."""
         if self._twin is not None:
-            return self._twin._kept(layer, state)
-        block = self.block(layer, Option(state, self.fastest(layer)))
+            return self._twin._kept(layer, state, divides)
+        block = self.block(layer, Option(state, self.fastest(layer), divides))
         if block not in self._states:
             ways = OneWay(), OneWay()
             found = keep_layer(self.placement, self.wires, block, ways)
@@ -197,7 +208,7 @@ class Bench:
     def _passing(self, way: OneWay) -> Passing:
         apart = self.placement.overlaps(self.group)
         compute, host = way.spent.total, self.launch * way.launches
-        return Passing(compute, way.gather, way.reduce, host, apart)
+        return Passing(compute, way.gather, way.reduce, host, apart, way.pieces)
 
     def _streamed(self, flow: Flow) -> float:
         way, ranks = self.wires.way(self.group, flow.axes, TRAFFIC[flow.kind])

@@ -3,6 +3,7 @@ them; states on one mesh take the same, whatever the size of micro-batches. Both
 """
 
 from meshwright.cost.calibration import Calibration
+from meshwright.cost.collectives import Network
 from meshwright.search.bench import Bench
 from meshwright.search.choice import Choice
 from meshwright.search.problem import Problem
@@ -18,20 +19,22 @@ class Benches:
         self._replicas: dict[Shape, Bench] = {}
         self._twins: dict[tuple[object, ...], Bench] = {}
         self._rooms: dict[tuple[object, ...], Room] = {}
+        self._network = Network(problem.cluster, calibration)
 
     def replica(self, inner: Shape) -> Bench:
         """Of one replica, or as many as experts spread over."""
         if inner not in self._replicas:
             one = realise(self.problem, inner)
             assert one is not None, "it has the mesh of its shape"
-            self._replicas[inner] = Bench(self.problem, one, self.calibration)
+            self._replicas[inner] = Bench(self.problem, one, self.calibration, network=self._network)
         return self._replicas[inner]
 
     def of(self, shape: Shape, choice: Choice) -> Bench:
         """Of a choice of a shape."""
         key = self._mesh(choice)
         replica = self.replica(shape.inner) if self._repeats(shape.inner) else None
-        bench = Bench(self.problem, choice, self.calibration, replica=replica, twin=self._twins.get(key))
+        twin = self._twins.get(key)
+        bench = Bench(self.problem, choice, self.calibration, replica=replica, twin=twin, network=self._network)
         self._twins.setdefault(key, bench)
         return bench
 

@@ -14,27 +14,30 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from meshwright.cost.calibration import Calibration, DeviceConstants
 from meshwright.model.spec import Layer
 from meshwright.plan.degrees import Degrees
 from meshwright.search.bench import Bench
 from meshwright.search.choice import Choice
+from meshwright.search.frontier import Floats
 from meshwright.search.problem import Problem
 
 
-def one_f_one_b_bound(both: float, ratio: float, stages: int, micro_batches: int) -> float:
+def one_f_one_b_bound(both: ArrayLike, ratio: ArrayLike, stages: int, micro_batches: int) -> Floats:
     """Seconds that M micro-batches take at least on P stages which together take `both` for one; forward takes no more
     than `ratio` of it on each.
 
-    >>> round(one_f_one_b_bound(4.0, 0.0, stages=4, micro_batches=8), 6)
+    >>> round(float(one_f_one_b_bound(4.0, 0.0, stages=4, micro_batches=8)), 6)
     11.0
     """
-    if micro_batches == 1 or both == 0:
-        return both
-    rest = micro_batches - 1
-    waited = stages - 1 - np.arange(stages)
-    return both + both / float((1 / (rest - ratio * np.minimum(waited, rest))).sum())
+    whole, rest = np.asarray(both, dtype=float), micro_batches - 1
+    if rest == 0:
+        return whole
+    waited = np.minimum(stages - 1 - np.arange(stages), rest)
+    found: Floats = whole + whole / (1 / (rest - np.asarray(ratio)[..., None] * waited)).sum(axis=-1)
+    return found
 
 
 def without_losses(calibration: Calibration) -> Calibration:
@@ -69,7 +72,7 @@ def whole_work(bench: Bench) -> "Floor":
     counts: dict[int, tuple[Layer, int]] = {}
     for layer in bench.problem.model.layers:
         counts[id(layer.stack)] = layer, counts.get(id(layer.stack), (layer, 0))[1] + 1
-    return Floor(tuple(_Kind(layer, count, _least(bench, layer)) for layer, count in counts.values()))
+    return Floor(tuple(_Kind(layer, count, least_of(bench, layer)) for layer, count in counts.values()))
 
 
 class Times(NamedTuple):
@@ -92,8 +95,8 @@ class _Kind(NamedTuple):
     times: Times
 
 
-def _least(bench: Bench, layer: Layer) -> Times:
-    """With nothing computed again, and no gradients added up: states may shard these."""
+def least_of(bench: Bench, layer: Layer) -> Times:
+    """Of one layer, with nothing computed again, and no gradients added up: states may shard these."""
     cost = bench.computed(layer, "none")
     return Times(cost.forward.compute + cost.backward.compute, cost.forward.compute)
 
@@ -116,7 +119,7 @@ class Floor:
         scaled = (each._replace(times=Times(*(share * time for time in each.times))) for each in self.kinds)
         return Floor(
             tuple(
-                each._replace(times=_least(bench, each.layer)) if each.layer is heaviest.layer else each
+                each._replace(times=least_of(bench, each.layer)) if each.layer is heaviest.layer else each
                 for each in scaled
             )
         )

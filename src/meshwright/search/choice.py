@@ -23,13 +23,17 @@ RECOMPUTES = ("full", "selective", "none")
 
 
 class Option(NamedTuple):
-    """What a layer is free to do under an outer choice: what shards its equal parameters, and its recompute."""
+    """What a layer is free to do under an outer choice: what shards its equal parameters, its recompute, and axes over
+    which it divides its samples, whatever the other layers do with them.
+    """
 
     state: str | None
     recompute: str
+    divides: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.state or 'none'}, recompute {self.recompute}"
+        over = f", dp over {' and '.join(self.divides)}" if self.divides else ""
+        return f"{self.state or 'none'}, recompute {self.recompute}{over}"
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,10 @@ class Choice:
         """Whether any axis has equal parameters that a state could shard."""
         return any(role.split in ("dp", "cp", "ulysses") for role in self.roles(None).values()) and bool(self.pieces)
 
-    def roles(self, state: str | None) -> dict[str, Role]:
-        """Of layers as a whole."""
-        return {piece.axis: piece.role(sp=self.sp, state=state) for piece in reversed(self.pieces)} or {
-            "dp": Role("dp")
-        }
+    def roles(self, state: str | None, divides: Sequence[str] = ()) -> dict[str, Role]:
+        """Of layers as a whole, which divide their samples over some axes that are there for another split."""
+        pieces = (each._replace(dense="dp") if each.axis in divides else each for each in reversed(self.pieces))
+        return {piece.axis: piece.role(sp=self.sp, state=state) for piece in pieces} or {"dp": Role("dp")}
 
     def expert_roles(self, state: str | None) -> dict[str, Role]:
         """Of routed experts."""
@@ -96,7 +99,7 @@ def rows_of(choice: Choice, layers: Sequence[Layer], options: Sequence[Option]) 
     for option, run in groupby(zip(layers, options, strict=True), lambda pair: pair[1]):
         together = [layer for layer, _ in run]
         for span in format_spans(layer.name for layer in together):
-            yield Row(span=span, roles=choice.roles(option.state), recompute=option.recompute)
+            yield Row(span=span, roles=choice.roles(option.state, option.divides), recompute=option.recompute)
         parts: dict[str, list[str]] = {}
         for layer in together if choice.apart else ():
             for part in layer.stack.parts:
@@ -163,12 +166,14 @@ def attends(layer: Layer) -> bool:
     return any(isinstance(operator, Attention) for operator in layer.stack.operators)
 
 
-def degrees_of(choice: Choice) -> str:
-    """A choice in short.
+def degrees_of(choice: Choice, states: Sequence[str | None] = ()) -> str:
+    """A choice in short, with the states that its layers have.
 
     >>> degrees = Degrees(tp=8, ulysses=1, cp=1, pp=4, ep=1, etp=8, dp=2, rank_order="megatron")
     >>> degrees_of(Choice(degrees, (), 64, "interleaved", 5))
     'tp 8, pp 4, dp 2, 64 micro-batches, interleaved x 5'
+    >>> degrees_of(Choice(degrees, (), 64), ["zero1", None])
+    'tp 8, pp 4, dp 2, zero1 and no state, 64 micro-batches, 1f1b'
     """
     degrees = choice.degrees
     names = [
@@ -180,4 +185,5 @@ def degrees_of(choice: Choice) -> str:
         inside = math.prod(piece.size for piece in choice.pieces if piece.dense in STATEFUL and piece.shards)
         names.append(f"shard {inside}")
     schedule = f", {choice.schedule}" + (f" x {choice.virtual}" if choice.virtual > 1 else "") if degrees.pp > 1 else ""
-    return ", ".join([*names, f"dp {degrees.dp}", f"{choice.micro_batches} micro-batches"]) + schedule
+    said = [" and ".join(state or "no state" for state in states)] if any(states) else []
+    return ", ".join([*names, f"dp {degrees.dp}", *said, f"{choice.micro_batches} micro-batches"]) + schedule

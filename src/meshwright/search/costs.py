@@ -1,5 +1,6 @@
 """What ranges of layers take as a stage, under one state: the fastest way of each that fits into memory."""
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -31,6 +32,23 @@ class Way(NamedTuple):
     """Of backward, the gradients of the weights."""
     taken: tuple[tuple[int, ...], ...]
     """[kinds of the stage, recomputes]"""
+
+
+class _Taken(NamedTuple):
+    """How layers are taken: seconds of backward, but for what a state adds to all ways alike, and how many layers of
+    each kind take each recompute.
+    """
+
+    seconds: float
+    counts: tuple[int, ...]
+    free: bool
+    """Whether nothing is recomputed."""
+
+
+def lost_to(layer: Seconds, contention: float) -> tuple[float, float]:
+    """Seconds that a layer adds to a pass at least, both ways: computing, and what it loses while links are busy."""
+    lost, back = contention / (1 + contention), layer.backward
+    return layer.forward.compute + lost * layer.forward.gather, back.compute + lost * (back.gather + back.reduce)
 
 
 class StageCosts:
@@ -92,12 +110,7 @@ class StageCosts:
         """Seconds that a layer of a kind adds to a pass at least, both ways: computing, and what it loses while the
         links are busy.
         """
-        found, lost = self.seconds(kind, place), self._contention / (1 + self._contention)
-        back = found.backward
-        return (
-            found.forward.compute + lost * found.forward.gather,
-            back.compute + lost * (back.gather + back.reduce),
-        )
+        return lost_to(self.seconds(kind, place), self._contention)
 
     def pace(self, main: Layer) -> Pace:
         """Of a layer under each of its recomputes, and of all layers once."""
@@ -121,51 +134,61 @@ class StageCosts:
 
     def way(self, counts: Counts, alive: float) -> Way | None:
         """The fastest way of a stage that fits with so many micro-batches in flight; none where none does."""
-        key = counts, alive
-        if alive <= self._free.get(counts, 0.0):
-            return self._fastest(counts)
-        if key not in self._ways:
-            self._ways[key] = found = self._way(counts, alive)
+        known = self._ways.get((counts, alive))
+        return known if known is not None else self.ways(counts, [alive])[0]
+
+    def ways(self, counts: Counts, alive: Sequence[float]) -> list[Way | None]:
+        """The same of as many equal stages, each with its own number of micro-batches in flight."""
+        free = self._free.get(counts, 0.0)
+        unknown = sorted({each for each in alive if each > free and (counts, each) not in self._ways})
+        for each, found in zip(unknown, self._every(counts, unknown) if unknown else (), strict=True):
+            self._ways[counts, each] = found
             if found is not None and found.taken == self._fastest(counts).taken:
-                self._free[counts] = alive  # with less in flight, there is room for the same
-        return self._ways[key]
+                self._free[counts] = each  # with less in flight, there is room for the same
+        return [self._fastest(counts) if each <= free else self._ways[counts, each] for each in alive]
 
     def _fastest(self, counts: Counts) -> Way:
         """With nothing computed again."""
         taken = ((0,) * (len(self.bytes(kind)) - 1) + (count,) for kind, count in counts)
         return self.timed(counts, tuple(chain.from_iterable(taken)))
 
-    def _way(self, counts: Counts, alive: float) -> Way | None:
+    def _every(self, counts: Counts, alive: Sequence[float]) -> list[Way | None]:
         """By the largest recomputed layer that is allowed, since it is there once however many are recomputed."""
-        held, best = self.held(counts), None
+        held, best = self.held(counts), list[_Taken | None]([None] * len(alive))
         least = sum(count * self.bytes(kind)[0].kept.kept for kind, count in counts)
         for level in sorted({each.again for kind, _ in counts for each in self.bytes(kind)}):
-            room = self.room.most(held, level, alive, self.micro_batches)
-            possible = all(self._some(kind, level) for kind, _ in counts)
-            found = self._cheapest(counts, level, room) if possible and room >= least else None
-            if found is not None and (best is None or found[0] < best[0]):
-                best = found
-                if level == 0:
-                    break  # nothing is recomputed, and nothing is faster
-        return None if best is None else self.timed(counts, best[1])
+            if not all(self._some(kind, level) for kind, _ in counts):
+                continue
+            # Where nothing is recomputed, nothing is faster.
+            open_ = [place for place, found in enumerate(best) if level == 0 or found is None or not found.free]
+            rooms = [self.room.most(held, level, alive[place], self.micro_batches) for place in open_]
+            fits = [(place, room) for place, room in zip(open_, rooms, strict=True) if room >= least]
+            for (place, _), found in zip(fits, self._cheapest(counts, level, [room for _, room in fits]), strict=True):
+                known = best[place]
+                if found is not None and (known is None or found.seconds < known.seconds):
+                    best[place] = found
+        return [None if found is None else self.timed(counts, found.counts) for found in best]
 
-    def _cheapest(self, counts: Counts, level: float, room: float) -> tuple[float, tuple[int, ...]] | None:
-        """The ways of least time whose activations have room, with recomputed layers up to a size: seconds of backward,
-        but for what a state adds to all ways alike, and how many layers of each kind take each recompute.
-        """
+    def _cheapest(self, counts: Counts, level: float, rooms: Sequence[float]) -> "list[_Taken | None]":
+        """The ways of least time whose activations have each room, with recomputed layers up to a size."""
+        if not rooms:
+            return []
         key = counts, level
         if key not in self._mixtures:
             self._mixtures[key] = self._mixture(counts, level)
         before, sack, places = self._mixtures[key]
-        found = sack.within(room - before.costs[:, 1])
-        total = found.seconds + before.costs[:, 0]
-        row = int(np.argmin(total))
-        if not np.isfinite(total[row]):
-            return None
-        taken = [0] * sum(len(self.bytes(kind)) for kind, _ in counts)
-        for place, number in zip(places, (*before.counts[row].tolist(), *found.counts[row].tolist()), strict=True):
-            taken[place] = number
-        return float(total[row]), tuple(taken)
+        left = np.array(rooms)[:, None] - before.costs[:, 1]
+        found = sack.within(left.ravel())
+        total = found.seconds.reshape(left.shape) + before.costs[:, 0]
+        rows = total.argmin(axis=1)
+        numbers = np.zeros((len(rooms), sum(len(self.bytes(kind)) for kind, _ in counts)), dtype=np.int64)
+        taken = found.counts.reshape(*left.shape, -1)[np.arange(len(rooms)), rows]
+        numbers[:, places] = np.concatenate((before.counts[rows], taken), axis=1)
+        seconds = total[np.arange(len(rooms)), rows].tolist()
+        return [
+            _Taken(time, tuple(own), free=level == 0) if math.isfinite(time) else None
+            for time, own in zip(seconds, numbers.tolist(), strict=True)
+        ]
 
     def _mixture(self, counts: Counts, level: float) -> tuple[Frontier, Knapsack, list[int]]:
         """All ways of the kinds but the largest, that one, and where their options stand among those of all."""

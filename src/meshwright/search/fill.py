@@ -26,12 +26,12 @@ class Recomputed(NamedTuple):
 
 
 class Fill:
-    """Stages with so many bytes each, whose layers choose among these."""
+    """Stages with so many bytes each, whose layers choose among these: arrays of [..., stages]."""
 
-    def __init__(self, options: list[Recomputed], room: float) -> None:
+    def __init__(self, options: list[Recomputed], room: Floats | float) -> None:
         self._alone, self._both = [], list[tuple[Floats, ...]]()
         for level in {each.again for each in options}:
-            allowed, left = [each for each in options if each.again <= level], max(0.0, room - level)
+            allowed, left = [each for each in options if each.again <= level], np.maximum(0.0, room - level)
             self._alone += [(1 / each.seconds, left / each.bytes) for each in allowed]
             self._both += list(_pairs(allowed, left))
 
@@ -52,7 +52,7 @@ class Fill:
         return most
 
 
-def _pairs(options: list[Recomputed], room: float) -> Iterator[tuple[Floats, ...]]:
+def _pairs(options: list[Recomputed], room: Floats) -> Iterator[tuple[Floats, ...]]:
     """Of two that fill both time and memory, how many layers take each: a slope by the limit of time and a rest."""
     for one, other in combinations(options, 2):
         turned = one.seconds * other.bytes - other.seconds * one.bytes

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
 
 _BLOCK = 128
 """Rows that are compared with all of a front at once."""

@@ -6,7 +6,8 @@ at last by whether the layers that are most in number fit into the stages' memor
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,10 +17,10 @@ from meshwright.plan.stage_cut import even_counts, numbered_layers
 from meshwright.plan.words import Schedule
 from meshwright.search.benches import Benches
 from meshwright.search.bounds import Floor, alone, one_f_one_b_bound, whole_work
-from meshwright.search.choice import Option
+from meshwright.search.dense import Cuts, Dense, cuts_of
 from meshwright.search.fill import Fill, Recomputed
-from meshwright.search.frontier import Floats
-from meshwright.search.outline import Facts, Kept, Moved, Outline, step_seconds
+from meshwright.search.frontier import Bools, Floats, Integers
+from meshwright.search.outline import Facts, Kept, Moved, Numbers, Outline, step_seconds
 from meshwright.search.problem import Problem
 from meshwright.search.space import Shape, shapes
 from meshwright.search.stages import in_flight
@@ -28,6 +29,7 @@ _PASSING: tuple[Schedule, ...] = ("1f1b", "interleaved")
 """Schedules under which a micro-batch passes all stages there and all the way back."""
 _ROUNDED = 1 - 1e-9
 _TINY = 1e-30
+Places: TypeAlias = Integers | slice
 
 
 class _Main(NamedTuple):
@@ -58,7 +60,7 @@ class Pace(NamedTuple):
 
 
 class Ground:
-    """The shapes of a problem, with their bounds."""
+    """The shapes of a problem, with their bounds: of all `states` at once, in their order."""
 
     def __init__(self, problem: Problem, calibration: Calibration) -> None:
         self.problem = problem
@@ -71,104 +73,164 @@ class Ground:
         outline, facts, wishes = self._outline, self._facts, problem.wishes
         self.states = [Kept(state) for state in wishes.states]
         self.states += [Kept(state, inside=True) for state in wishes.states if state and wishes.replicates]
-        self._fits = {state: outline.fits(state) for state in self.states}
-        self._moved = {state: outline.moved(state) for state in self.states}
-        self._of_main = {state: outline.moved_of(state, facts.of_main) for state in self.states}
-        self._rests = {
-            state: (*outline.rests(state, facts.of_main, facts.optimizer_of_main), outline.once(state, facts.of_main))
-            for state in self.states
-        }
+        self._fits = self._by_state(outline.fits)[0]
+        self._moved = Moved(*self._by_state(outline.moved))
+        self._of_main = Moved(*self._by_state(lambda state: outline.moved_of(state, facts.of_main)))
+        self._rest, self._gradients = self._by_state(
+            lambda state: outline.rests(state, facts.of_main, facts.optimizer_of_main)
+        )
+        self._on_its_way = self._by_state(lambda state: outline.once(state, facts.of_main))[0]
         self.benches = Benches(problem, calibration)
+        self._share = 1 / (outline.micro_batches * outline.stage)
+        """What the ranks of a stage compute of a micro-batch, of the whole batch on one device."""
+        self._passes = wishes.schedule in (None, *_PASSING)
+        self._dense = self._without_experts(problem, calibration)
+        self._closest, self._costed = np.zeros(len(self.shapes)), set[Cuts]()
+        self._alike = _alike(self.shapes) if self._dense else {}
         self._floors: dict[Shape, Floor] = {}
         self._mains: dict[Shape, _Main] = {}
-        self._under: dict[tuple[Shape, Schedule, Kept], float] = {}
+        self._under: dict[tuple[Shape, Schedule], Floats] = {}
         self._numbered = len(numbered_layers(problem.model)) if any(each.pp > 1 for each in self.shapes) else 0
+
+    def _without_experts(self, problem: Problem, calibration: Calibration) -> Dense | None:
+        """None where there are no experts, or their computing may hide what other parts exchange."""
+        some, overlap = any(part.experts for part in self._facts.main.stack.parts), self._facts.execution.overlap
+        alone = some and {"tensor", "weights", "experts"}.isdisjoint(overlap)
+        return Dense(problem, calibration, self._facts.main) if alone else None
+
+    def _by_state(self, of: Callable[[Kept], Any]) -> Floats:
+        """What there is of each state: [numbers, states, shapes]."""
+        every = np.array([np.atleast_2d(of(state)) for state in self.states or [Kept(None)]])
+        found: Floats = every[: len(self.states)].swapaxes(0, 1)
+        return found
 
     def bounds(self) -> Floats:
         """Seconds that each shape takes at least; infinity where no state fits."""
-        outline, work = self._outline, self._whole.total
-        share = 1 / (outline.micro_batches * outline.stage)
-        forward, backward = work.forward * share, (work.both - work.forward) * share
-        there, back = outline.exchanged()
-        found = np.full(len(self.shapes), np.inf)
-        for state, moved in self._moved.items():
-            seconds = step_seconds(moved, forward + there, backward + back, outline.pp, outline.micro_batches)
-            found = np.minimum(found, np.where(self._fits[state], seconds, np.inf))
-        if self.problem.wishes.schedule in (None, *_PASSING):
-            found = np.maximum(found, forward + there + backward + back)
-        return found
+        work, (there, back) = self._whole.total, self._outline.exchanged()
+        return self._stepped(self._share * work.forward + there, self._share * work.backward + back)
+
+    def unlike(self) -> Floats:
+        """The same where layers have unlike splits and states."""
+        work, moved = self._whole.total, Moved(*(np.asarray(each).min(axis=0) for each in self._moved))
+        forward, backward = self._share * work.forward, self._share * work.backward
+        plain = moved._replace(forward=0.0 * moved.forward, backward=0.0 * moved.backward)
+        return step_seconds(plain, forward, backward, self._outline.pp, self._outline.micro_batches)
+
+    def _stepped(self, forward: Floats, backward: Floats, places: Places = slice(None)) -> Floats:
+        """Of shapes on which all layers take so long for a micro-batch."""
+        outline = self._outline
+        moved, stages, count = self._moved.at(places), outline.pp[places], outline.micro_batches[places]
+        seconds = step_seconds(moved, forward, backward, stages, count)
+        found: Floats = np.where(self._fits[:, places], seconds, np.inf).min(axis=0, initial=np.inf)
+        return np.maximum(found, forward + backward) if self._passes else found
+
+    def closer(self, shape: Shape) -> float:
+        """Seconds that a shape takes at least, by what its layers compute but for experts; found for all shapes that
+        cut samples and matrices alike at once.
+        """
+        if self._dense is None:
+            return 0.0
+        cuts = cuts_of(shape)
+        if cuts not in self._costed:
+            self._costed.add(cuts)
+            self._closest[self._alike[cuts]] = self._by_cuts(shape, self._alike[cuts])
+        return float(self._closest[self._place[shape]])
+
+    def _by_cuts(self, shape: Shape, places: Integers) -> Floats:
+        assert self._dense is not None, "there are experts"
+        whole, number, known = self._whole.total, self._whole.number(self._facts.main), self._dense.whole
+        share, own = self._share[places], self._dense.times(shape)
+        there, back = (each[places] for each in self._outline.exchanged(tensor=False))
+        forward = share * (whole.forward - number * known.forward) + number * own.forward + there
+        backward = share * (whole.backward - number * known.backward) + number * own.backward + back
+        return self._stepped(forward, backward, places)
 
     def choice(self, shape: Shape, schedule: Schedule, virtual: int) -> float:
         """Seconds that a choice takes at least by what its layers compute."""
-        found = min(self.under(shape, schedule, state) for state in self._moved)
+        found = float(self.under(shape, schedule).min(initial=np.inf))
         if schedule == "interleaved":
             found = max(found, float(self._turns(shape, virtual).max()))
         return found
 
-    def under(self, shape: Shape, schedule: Schedule, state: Kept) -> float:
-        """The same under a state, however the stages are cut."""
-        key = shape, schedule, state
+    def under(self, shape: Shape, schedule: Schedule) -> Floats:
+        """The same under each state, however the stages are cut: [states]."""
+        key = shape, schedule
         if key not in self._under:
-            self._under[key] = self._least(*key) if self._fits[state][self._place[shape]] else math.inf
+            self._under[key] = np.where(self._fits[:, self._place[shape]], self._least(*key), np.inf)
         return self._under[key]
 
-    def _least(self, shape: Shape, schedule: Schedule, state: Kept) -> float:
-        moved, floor = self._moved[state].at(self._place[shape]), self.floor(shape.inner)
+    def _least(self, shape: Shape, schedule: Schedule) -> Floats:
+        moved, floor = self._moved.at(self._place[shape]), self.floor(shape.inner)
         work, (both, ratio) = floor.total, self._one(floor, moved)
-        found = float(step_seconds(moved, work.forward, work.backward, shape.pp, shape.micro_batches))
+        found = step_seconds(moved, work.forward, work.backward, shape.pp, shape.micro_batches)
         if schedule in _PASSING:
-            found = max(found, both)
+            found = np.maximum(found, both)
         if schedule != "1f1b":
             return found
-        return max(found, one_f_one_b_bound(both, ratio, shape.pp, shape.micro_batches))
+        return np.maximum(found, one_f_one_b_bound(both, ratio, shape.pp, shape.micro_batches))
 
-    def _one(self, floor: Floor, moved: Moved) -> tuple[float, float]:
+    def _one(self, floor: Floor, moved: Moved) -> tuple[Floats, Floats]:
         """Seconds of a micro-batch on all stages, and how much of those of a layer forward takes at most."""
         work, widths = floor.total, self._facts.widths
-        both = float(max(work.forward, moved.forward) + max(work.backward, moved.backward))
-        return both, max(floor.ratio, widths.element / sum(widths)) if moved.forward else floor.ratio
+        both = np.maximum(work.forward, moved.forward) + np.maximum(work.backward, moved.backward)
+        gathering = max(floor.ratio, widths.element / sum(widths))
+        return both, np.where(np.asarray(moved.forward) > 0, gathering, floor.ratio)
 
-    def possible(self, shape: Shape, schedule: Schedule, virtual: int, state: Kept, below: float) -> bool:
-        """Whether the layers that are most in number may have room in the stages' memory, in a step below so much."""
-        main, moved = self._main(shape.inner), self._of_main[state].at(self._place[shape])
-        forward = max(main.forward, float(moved.forward))
-        backward = tuple(max(each, float(moved.backward)) for each in main.backward)
-        floor = self._floors[shape.inner]
-        once, _ = self._one(floor, self._moved[state].at(self._place[shape]))
-        pace = Pace(forward, backward, once, floor.numbered, floor.head)
-        return self.holds(shape, schedule, virtual, state, pace, below=below)
+    def possible(self, shape: Shape, schedule: Schedule, virtual: int, below: float) -> Bools:
+        """Under which states the layers that are most in number may have room in the stages' memory, in a step below so
+        much.
+        """
+        main, place = self._main(shape.inner), self._place[shape]
+        moved, floor = self._of_main.at(place), self._floors[shape.inner]
+        once, _ = self._one(floor, self._moved.at(place))
+        backward = np.maximum(np.array(main.backward), np.asarray(moved.backward)[:, None])
+        paces = [
+            Pace(there, tuple(back), whole, floor.numbered, floor.head)
+            for there, back, whole in zip(
+                np.maximum(main.forward, moved.forward).tolist(), backward.tolist(), once.tolist(), strict=True
+            )
+        ]
+        return self.holds(shape, schedule, virtual, list(range(len(paces))), paces, below=below)
 
-    def holds(self, shape: Shape, schedule: Schedule, virtual: int, state: Kept, pace: Pace, *, below: float) -> bool:
-        """The same where layers are known to take so long at least."""
-        if not math.isfinite(below):
-            below = 1 / _TINY
+    def holds(
+        self, shape: Shape, schedule: Schedule, virtual: int, states: list[int], paces: list[Pace], *, below: float
+    ) -> Bools:
+        """The same of some states, by their places, where layers are known to take so long at least."""
+        below = below if math.isfinite(below) else 1 / _TINY
         number, stage = self._floors[shape.inner].number(self._facts.main), np.arange(shape.pp)
-        forward, both = pace.forward, [pace.forward + each for each in pace.backward]
+        forward, once, numbered, head, finish = (
+            np.array([getattr(pace, name) for pace in paces])[:, None]
+            for name in ("forward", "once", "numbered", "head", "finish")
+        )
+        both = [forward + np.array(back)[:, None] for back in zip(*(pace.backward for pace in paces), strict=True)]
         own, needed = np.zeros(shape.pp), float(number)
         if schedule == "1f1b" and shape.pp > 1:
             rest = shape.micro_batches - 1
-            ends = pace.finish * (stage == 0)
-            paces = [rest * each - np.minimum(shape.pp - 1 - stage, rest) * forward + ends for each in both]
-            limit = np.full(shape.pp, below - pace.once)
-            limit[-1] -= rest * pace.head
+            ends = finish * (stage == 0)
+            seconds = [rest * each - np.minimum(shape.pp - 1 - stage, rest) * forward + ends for each in both]
+            limit = np.repeat(below - once, shape.pp, axis=1)
+            limit[:, -1:] -= rest * head
         else:
-            paces = [np.full(shape.pp, shape.micro_batches * each) for each in both]
-            limit = below - self._taken(shape, schedule, virtual, pace.numbered, pace.head)
+            seconds = [np.repeat(shape.micro_batches * each, shape.pp, axis=1) for each in both]
+            limit = below - self._taken(shape, schedule, virtual, numbered, head)
             if schedule == "interleaved":
                 counts = even_counts(self._numbered, shape.pp * virtual)
                 own = np.array([sum(counts[group :: shape.pp]) for group in range(shape.pp)])
                 own, needed = own - (self._numbered - number), 0.0
-                limit -= pace.finish * max(0, own[0])
+                limit = limit - finish * max(0, own[0])
             elif shape.pp == 1:
-                limit -= pace.finish * number
-        paces = [np.maximum(each, _TINY) for each in paces]
-        fill = self._fill(shape, in_flight(schedule, shape.pp, virtual, shape.micro_batches), state, paces)
+                limit = limit - finish * number
+        alive = in_flight(schedule, shape.pp, virtual, shape.micro_batches)
+        fill = self._fill(shape, alive, states, [np.maximum(each, _TINY) for each in seconds])
         most = np.floor(fill.layers(np.maximum(limit, 0.0)) / _ROUNDED)
-        return bool(most.sum() >= needed and (most >= own).all())
+        found: Bools = (most.sum(axis=1) >= needed) & (most >= own).all(axis=1)
+        return found
 
-    def _fill(self, shape: Shape, alive: Floats, state: Kept, paces: list[Floats]) -> Fill:
+    def _fill(self, shape: Shape, alive: Floats, states: list[int], paces: list[Floats]) -> Fill:
         place, main, facts = self._place[shape], self._main(shape.inner), self._facts
-        rest, gradients, once = (float(each[place]) for each in self._rests[state])
+        rest, gradients, once = (
+            each[states, place][:, None] for each in (self._rest, self._gradients, self._on_its_way)
+        )
         # The gradients of a stage's first backward are there when its micro-batch is not in flight any more.
         begun = np.full(shape.pp, facts.begun) | (shape.micro_batches > alive)
         alive, gradient = np.where(begun, alive, np.maximum(alive - 1, 1)), gradients * (begun | (alive > 1))
@@ -183,12 +245,12 @@ class Ground:
             bench, layer = self.benches.replica(inner), self._facts.main
             names = bench.recomputes(layer)
             seconds = [bench.computed(layer, name) for name in names]
-            sizes = [bench.bytes(layer, Option(None, name)) for name in names]
+            sizes = [bench.alive(layer, name) for name in names]
             self._mains[inner] = _Main(
                 seconds[-1].forward.compute,
                 tuple(each.backward.compute for each in seconds),
-                tuple(each.kept.kept for each in sizes),
-                tuple(each.again for each in sizes),
+                tuple(each.kept for each in sizes),
+                tuple(each.whole - each.kept for each in sizes),
             )
         return self._mains[inner]
 
@@ -204,16 +266,18 @@ class Ground:
             self._floors[inner] = self._whole.on(bench, bench.choice.degrees.stage)
         return self._floors[inner]
 
-    def _taken(self, shape: Shape, schedule: Schedule, virtual: int, numbered: float, head: float) -> Floats:
-        """Seconds of each group's step in which it does not work on the layers that are most in number, at least."""
+    def _taken(self, shape: Shape, schedule: Schedule, virtual: int, numbered: Numbers, head: Numbers) -> Floats:
+        """Seconds of each group's step in which it does not work on the layers that are most in number, at least: by
+        what layers take, [..., 1], [..., groups].
+        """
         floor, number = self.floor(shape.inner), self._floors[shape.inner].number(self._facts.main)
         if shape.pp == 1:
             return np.array([shape.micro_batches * (floor.total.both - number * floor.of(self._facts.main).both)])
-        found = np.zeros(shape.pp)
-        if schedule == "interleaved":
-            counts = even_counts(self._numbered, shape.pp * virtual)[: shape.pp]
-            found += numbered * np.cumsum([0, *counts[:-1]])
-            found[-1] += shape.micro_batches * head
+        if schedule != "interleaved":
+            return np.zeros(shape.pp)
+        counts = even_counts(self._numbered, shape.pp * virtual)[: shape.pp]
+        last = np.arange(shape.pp) == shape.pp - 1
+        found: Floats = numbered * np.cumsum([0, *counts[:-1]]) + shape.micro_batches * head * last
         return found
 
     def _turns(self, shape: Shape, virtual: int) -> Floats:
@@ -224,3 +288,11 @@ class Ground:
         own = np.array([sum(counts[group :: shape.pp]) for group in range(shape.pp)])
         before = self._taken(shape, "interleaved", virtual, floor.numbered, floor.head)
         return before + shape.micro_batches * own * floor.numbered
+
+
+def _alike(shapes: Sequence[Shape]) -> dict[Cuts, Integers]:
+    """The places of shapes that cut samples and matrices alike."""
+    found: dict[Cuts, list[int]] = {}
+    for place, shape in enumerate(shapes):
+        found.setdefault(cuts_of(shape), []).append(place)
+    return {cuts: np.array(places) for cuts, places in found.items()}

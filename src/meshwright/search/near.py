@@ -208,7 +208,7 @@ class Near:
         execution = wishes.execution or wishes.near.execution  # type: ignore[union-attr]
         if wishes.kernels is not None:
             execution = execution.model_copy(update={"kernels": wishes.kernels})
-        forbid = (*wishes.forbid, "hsdp")
+        forbid = (*wishes.forbid, "hsdp", "unlike")
         settled: dict[str, Any] = {"near": None, "kernels": None, "execution": execution, "forbid": forbid}
         return replace(wishes, **(settled | given | {"devices": self._devices}))
 
@@ -233,6 +233,8 @@ class Near:
         found = self._run(around, self.best if self.best.fits else None)
         if found is None:
             return
+        if found.stopped and not self.stopped:  # at its part of the time
+            self.stopped = f"the time limit of {self.problem.wishes.time_limit:g} s"
         self.bound = min(self.bound, found.bound)
         if in_order(found.best) < in_order(self.best):
             self.best = found.best
@@ -243,7 +245,7 @@ class Near:
         except PlanError:
             return None
         self.considered, self.simulated = self.considered + found.considered, self.simulated + found.simulated
-        self.stopped = self.stopped or found.stopped
+        self.stopped = found.stopped if found.stopped == "Ctrl-C" else self.stopped
         return found
 
     def _path(self) -> list[Step]:

@@ -23,7 +23,7 @@ from meshwright.model.operators import Experts
 from meshwright.model.spec import Layer, ModelSpec
 from meshwright.search.bench import Bench
 from meshwright.search.choice import Option
-from meshwright.search.frontier import Floats
+from meshwright.search.frontier import Floats, Integers
 from meshwright.search.room import Room
 from meshwright.search.space import Shape
 
@@ -73,9 +73,9 @@ class Moved(NamedTuple):
     after: Numbers
     """Parameters that the optimizer has changed."""
 
-    def at(self, place: int) -> "Moved":
-        """Of one shape."""
-        return Moved(*(float(np.asarray(each)[place]) for each in self))
+    def at(self, place: "Integers | slice | int") -> "Moved":
+        """Of one shape, or some of them, which are the last of all dimensions."""
+        return Moved(*(np.asarray(each)[..., place] for each in self))
 
 
 class Facts:
@@ -173,8 +173,8 @@ class Outline:
         inside = np.maximum(1.0, self.facts.node // self._tp)
         return inside, inside
 
-    def exchanged(self) -> tuple[Floats, Floats]:
-        """Seconds that a micro-batch waits on its way to experts and between tensor ranks, all layers, both ways."""
+    def exchanged(self, *, tensor: bool = True) -> tuple[Floats, Floats]:
+        """Seconds that a micro-batch waits on its way to experts and between `tensor` ranks, all layers, both ways."""
         facts, outside = self.facts, np.zeros_like(self._tp)
         ranks, count = self.stage if facts.scatters else self._spread, self._experts / self._etp
         if facts.execution.dispatch == "copies" and "experts" not in facts.execution.overlap:
@@ -183,7 +183,7 @@ class Outline:
                 outside = np.maximum(outside, away / level.own)
         sent, ring = 2 * outside / ranks, self._passed(1 / self._spread, self._tp, np.ones_like(self._tp))
         there, back = (
-            (dispatched * sent + summed * ring) / self.micro_batches
+            (dispatched * sent + summed * ring * tensor) / self.micro_batches
             for dispatched, summed in zip(facts.dispatched, facts.summed, strict=True)
         )
         return there, back

@@ -25,10 +25,12 @@ class Passing(NamedTuple):
     """Launching."""
     apart: bool = True
     """Whether these run side by side at all."""
+    pieces: int = 1
+    """Of one layer, what is gathered or reduced one after the other."""
 
     def times(self, count: int) -> "Passing":
         """So many layers."""
-        compute, gather, reduce, host, apart = self
+        compute, gather, reduce, host, apart, _ = self
         return Passing(count * compute, count * gather, count * reduce, count * host, apart)
 
     def plus(self, other: "Passing") -> "Passing":
@@ -86,7 +88,7 @@ def gathers_ahead(runs: Sequence[Run], streams: Streams) -> bool:
     """Whether a pass is a sum over its layers (see above): a first layer may be there already."""
     first, *others = runs
     there = first.moved.gather > 0 or sum(first.taken) == 1
-    apart = streams.prefetch == 1 and first.moved.apart
+    apart = streams.prefetch == 1 and first.moved.apart and first.moved.pieces == 1
     return apart and there and all(run.moved.gather > 0 for run in others)
 
 
@@ -105,8 +107,9 @@ def least_pass(runs: Sequence[Run], streams: Streams, *, ordered: bool = True) -
         whole = whole.plus(run.all)
     if not ordered:
         alone = min(run.moved.gather for run in runs) + min(run.moved.reduce for run in runs)
+        alone /= max(run.moved.pieces for run in runs)
         return whole.least(alone, streams.contention)
-    alone = runs[0].moved.gather + runs[-1].moved.reduce
+    alone = (runs[0].moved.gather + runs[-1].moved.reduce) / max(run.moved.pieces for run in runs)
     if not gathers_ahead(runs, streams):
         return whole.least(alone, streams.contention)
     reduced = [0.0, *(run.moved.reduce for run in runs[:-1])]

@@ -31,6 +31,7 @@ from meshwright.search.bounds import one_f_one_b_bound
 from meshwright.search.choice import Choice, Option
 from meshwright.search.costs import StageCosts
 from meshwright.search.ground import Ground
+from meshwright.search.mixing import Mixing
 from meshwright.search.outline import Kept
 from meshwright.search.problem import Problem
 from meshwright.search.refusal import refusal
@@ -78,6 +79,7 @@ class Search:
     _promising: dict[str, _Item] = field(default_factory=dict)
     """The choice with the least bound of each kind of plan."""
     _sound: dict[tuple[int, ...], bool] = field(default_factory=dict)
+    _notes: tuple[str, ...] = ()
 
     def run(self) -> Answer:
         """Search. Raises PlanError where no plan meets the wishes."""
@@ -97,6 +99,8 @@ class Search:
                 self._step(item)
                 self._underway = float("inf")
                 self._report()
+            if self.problem.wishes.mixes and not stopped:
+                stopped = self._mix()
         except KeyboardInterrupt:
             if self.best is None:
                 raise
@@ -158,7 +162,11 @@ class Search:
             heapq.heappush(self._heap, item)
 
     def _weigh(self, item: _Item) -> None:
-        """By the computing of its layers."""
+        """By the computing of its layers, first by that of all but experts."""
+        closer = self._ground.closer(item.shape)
+        if closer > item.bound:
+            self._push(item._replace(bound=closer))
+            return
         for found in self._choices(item):
             self._push(found)
 
@@ -235,13 +243,10 @@ class Search:
         if key in self._solved_choices:
             return
         self._solved_choices.add(key)
-        shape, choice = item.shape, item.choice
-        stand = {kept for kept in self._ground.states if self._stands(shape, choice, kept)}
-        inside = {kept.inside for kept in stand}
-        whole = self._costs_of(shape, choice) if False in inside else ()
-        for each in (*whole, *(self._replicas_of(shape, choice) if True in inside else ())):
-            state = Kept(each.state, each.bench.choice.pieces != choice.pieces)
-            found = self._solved(item, each) if state in stand and self._worth(item, each, state) else None
+        standing, known = self._standing(item), self._below
+        for each in standing:
+            stands = self._below == known or self._worth(item, [each])
+            found = self._solved(item, each) if stands else None
             if found is None:
                 continue
             if self._least is None or found.bound < _MUCH_LESS * self._least:
@@ -249,31 +254,62 @@ class Search:
             else:
                 self._push(found)
 
-    def _stands(self, shape: Shape, choice: Choice, state: Kept) -> bool:
-        """Whether a state may win, by what is known before it is costed."""
-        below, ground = self._below, self._ground
-        stands = ground.under(shape, choice.schedule, state) < below and ground.possible(
-            shape, choice.schedule, choice.virtual, state, below
-        )
-        self.dropped = self.dropped if stands else min(self.dropped, below)
-        return stands
-
-    def _worth(self, item: _Item, costs: StageCosts, state: Kept) -> bool:
-        """Whether a state may win by its time alone."""
-        choice = item.choice
+    def _standing(self, item: _Item) -> list[StageCosts]:
+        """The states that may win, by what is known before they are costed, and then by their time."""
+        shape, choice, ground, below = item.shape, item.choice, self._ground, self._below
         assert choice is not None, "it was realised"
+        may = ground.under(shape, choice.schedule) < below
+        if may.any():
+            may &= ground.possible(shape, choice.schedule, choice.virtual, below)
+        stand = {state for state, stands in zip(ground.states, may.tolist(), strict=True) if stands}
+        self.dropped = self.dropped if len(stand) == len(ground.states) else min(self.dropped, below)
+        inside = {kept.inside for kept in stand}
+        whole = self._costs_of(shape, choice) if False in inside else ()
+        every = (*whole, *(self._replicas_of(shape, choice) if True in inside else ()))
+        return self._worth(item, [each for each in every if self._kept(choice, each) in stand])
+
+    @staticmethod
+    def _kept(choice: Choice, costs: StageCosts) -> Kept:
+        return Kept(costs.state, costs.bench.choice.pieces != choice.pieces)
+
+    def _worth(self, item: _Item, every: list[StageCosts]) -> list[StageCosts]:
+        """The states that may win by their time alone."""
+        choice, ground, below = item.choice, self._ground, self._below
+        assert choice is not None, "it was realised"
+        fast = [each for each in every if self._paced(choice, each) < below]
+        places = [ground.states.index(self._kept(choice, each)) for each in fast]
+        paces = [each.pace(ground.main) for each in fast]
+        held = ground.holds(item.shape, choice.schedule, choice.virtual, places, paces, below=below) if fast else ()
+        found = [each for each, holds in zip(fast, held, strict=True) if holds]
+        self.dropped = self.dropped if len(found) == len(every) else min(self.dropped, below)
+        return found
+
+    @staticmethod
+    def _paced(choice: Choice, costs: StageCosts) -> float:
+        """Seconds that a step takes at least by those of a micro-batch."""
         both, ratio = costs.least()
-        bound = choice.micro_batches * both / choice.degrees.pp
         if choice.schedule == "1f1b":
-            bound = one_f_one_b_bound(both, ratio, choice.degrees.pp, choice.micro_batches)
-        if bound >= self._below:
-            self.dropped = min(self.dropped, bound)
-            return False
-        main, below = costs.pace(self._ground.main), self._below
-        if self._ground.holds(item.shape, choice.schedule, choice.virtual, state, main, below=below):
-            return True
-        self.dropped = min(self.dropped, below)
-        return False
+            return float(one_f_one_b_bound(both, ratio, choice.degrees.pp, choice.micro_batches))
+        return choice.micro_batches * both / choice.degrees.pp
+
+    def _mix(self) -> str:
+        """Layers under unlike splits and states; gives why that was broken off. Where no gap is allowed and there are
+        few ways, all that may be better; else what is better on the stages of the best plans, whose layers are alike.
+        """
+        if self.best is None:
+            return ""
+        mixing = Mixing(
+            self.problem, self._ground, self._weigh_in, self._is_sound, lambda: self._below, lambda: self._late
+        )
+        if self.problem.wishes.gap > 0 or not mixing.few():
+            most = _NEAR * self.best.estimate.step_time_s
+            like = self.best
+            mixing.near([each for each in self.families.values() if each.fits and each.estimate.step_time_s <= most])
+            self._notes = () if self.best is like else (_UNLIKE,)
+            return ""
+        left = mixing.every()
+        self.dropped = self.dropped if left is None else min(self.dropped, left)
+        return "" if left is None else f"the time limit of {self.problem.wishes.time_limit:g} s"
 
     def _costs_of(self, shape: Shape, choice: Choice) -> tuple[StageCosts, ...]:
         if shape not in self._benches:
@@ -353,6 +389,7 @@ class Search:
             simulated=self.simulated,
             devices=self.best.choice.devices,
             stopped=stopped,
+            notes=self._notes,
             front=undominated(self.points),
         )
 
@@ -363,6 +400,11 @@ class Search:
         return simulated(self.problem, choice, self._least_memory(shape, choice), self._reached)
 
 
+_NEAR = 1.05
+"""Times the best step: of plans no slower, layers are tried under unlike splits and states."""
+_UNLIKE = (
+    "layers are unlike: that was tried on the stages of the best plans alone, and the proof is of plans of like layers"
+)
 _COMPARED = 4
 """Kinds of plans that are simulated for comparison alone."""
 

@@ -20,15 +20,16 @@ from meshwright.units import show_seconds
 if TYPE_CHECKING:
     from meshwright.search.space import Shape
 
-For = Literal["any", "runtime", "megatron", "torchtitan", "deepspeed"]
-FORBIDDABLE = ("tp", "pp", "cp", "ulysses", "ep", "zero1", "zero2", "zero3", "hsdp", "full", "selective")
-"""Splits, states and recomputes that a wish can forbid."""
+For = Literal["any", "runtime", "megatron", "torchtitan", "deepspeed", "accelerate"]
+FORBIDDABLE = ("tp", "pp", "cp", "ulysses", "ep", "zero1", "zero2", "zero3", "hsdp", "unlike", "full", "selective")
+"""Splits, states and recomputes that a wish can forbid; unlike: layers under several splits or states."""
 RULES_OF: dict[str, Scope] = {
     "any": "meaning",
     "runtime": "runtime",
     "megatron": "megatron",
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
+    "accelerate": "accelerate",
 }
 """What a plan must be good for → the rules that say so."""
 _RUNTIME = Target(
@@ -176,6 +177,11 @@ class Wishes:
     def replicates(self) -> bool:
         """Whether some of the ranks that hold equal parameters may shard them, and the others be replicas (HSDP)."""
         return "hsdp" not in self.forbid and (self.target is None or self.target.replicas)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether layers may have unlike splits and states."""
+        return "unlike" not in self.forbid and self.scope in ("any", "runtime")
 
     @property
     def scatters(self) -> bool:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from meshwright.cost.verdict import MemoryVerdict
-from meshwright.search.answer import Candidate
-from meshwright.search.choice import Choice, degrees_of
+from meshwright.search.answer import Candidate, in_short
+from meshwright.search.choice import Choice
 from meshwright.search.problem import Problem
 from meshwright.search.space import Shape, problems, realise, schedules, shapes
 from meshwright.units import show_bytes
@@ -32,9 +32,9 @@ def refusal(problem: Problem, considered: int, smallest: Smallest) -> str:
         need = max(each.asked.high for each in least.estimate.memory)
         return (
             f"no plan fits into {show_bytes(wishes.memory_limit)}: the smallest that was found asks for "
-            f"{verdict.tightest[0].asked} ({degrees_of(least.choice)}); a limit of {show_bytes(need)} works"
+            f"{verdict.tightest[0].asked} ({in_short(least)}); a limit of {show_bytes(need)} works"
         )
-    return f"no plan fits: of the smallest that was found ({degrees_of(least.choice)}), {verdict.sentence}"
+    return f"no plan fits: of the smallest that was found ({in_short(least)}), {verdict.sentence}"
 
 
 def _ruled_out(problem: Problem, considered: int) -> str:

@@ -14,7 +14,7 @@ from meshwright.cost.simulation import Link, StageTime, simulate
 from meshwright.plan.orders import orders
 from meshwright.plan.stage_cut import even_counts
 from meshwright.search.choice import Choice, Option
-from meshwright.search.costs import StageCosts, Way
+from meshwright.search.costs import Counts, StageCosts, Way
 from meshwright.search.frontier import Floats
 from meshwright.search.knapsack import compositions
 from meshwright.search.stages import StageWays, best_split, in_flight, objective, one_f_one_b
@@ -83,10 +83,7 @@ class Solver:
 
     def leaves(self) -> Iterator[Solution]:
         """Every cut between numbered layers, with every number of layers that take each recompute, under 1f1b."""
-        body, stages, total = self.costs.bench.body, self.choice.stages, len(self.layers)
-        inner = list(range(body[0] + 1, body[-1] + 1)) if stages > 1 else []
-        for chosen in combinations(inner, stages - 1):
-            cuts = (0, *chosen, total)
+        for cuts in every_cut(self.costs.bench.body, self.choice.stages, len(self.layers)):
             pairs = list(pairwise(cuts))
             for taken in product(*(self._every(*pair) for pair in pairs)):
                 staged = list(zip(pairs, taken, strict=True))
@@ -236,24 +233,16 @@ class Solver:
         """Stages of a group that has several are cut evenly, and recompute alike."""
         choice, cuts = self.choice, self.even
         places = tuple(list(dict.fromkeys(choice.on)).index(name) for name in choice.on)
-        pairs = list(pairwise(cuts))
-        flights = self._held(places)
-        taken: list[Way | None] = [None] * choice.stages
-        for group in range(choice.degrees.pp):
-            own = [stage for stage, place in enumerate(places) if place == group]
-            ways = self._group([pairs[stage] for stage in own], flights[group], below)
-            if ways is None:
-                return None
-            for stage, way in zip(own, ways, strict=True):
-                taken[stage] = way
-        done = [way for way in taken if way is not None]
-        if self._closed_form(done, places) + done[0].finish >= below:
+        done = self._grouped(places, list(pairwise(cuts)), below)
+        if done is None or self._closed_form(done, places) + done[0].finish >= below:
             return None
         times = [StageTime(way.forward, way.backward, optimizer=way.finish, weight=way.weight) for way in done]
         links = [Link(stage, stage + 1) for stage in range(choice.stages - 1)]
         bound = simulate(orders(choice.schedule, places, self.count), times, links).seconds
-        options = [option for pair, way in zip(pairs, done, strict=True) for option in self._dealt(*pair, way.taken)]
-        return Solution(bound, cuts, tuple(options)) if bound < below else None
+        if bound >= below:
+            return None
+        pairs = zip(pairwise(cuts), done, strict=True)
+        return Solution(bound, cuts, tuple(option for pair, way in pairs for option in self._dealt(*pair, way.taken)))
 
     def _held(self, places: tuple[int, ...]) -> Sequence[float]:
         """Micro-batches that each group holds, in the mean over its stages."""
@@ -273,27 +262,49 @@ class Solver:
             ahead += ways[group].forward + (ways[group].backward - ways[group].weight)
         return most if self.choice.schedule == "interleaved" else max(busy)
 
-    def _group(self, pairs: Sequence[tuple[int, int]], alive: float, below: float) -> list[Way] | None:
-        """The stages of one group, which share its memory: as if each had an equal part of the `alive` micro-batches.
-        None where they do not fit, or work as long as `below` alone.
+    def _grouped(self, places: Sequence[int], pairs: Sequence[tuple[int, int]], below: float) -> list[Way] | None:
+        """The stages of groups, which share the memory of theirs: as if each had an equal part of the micro-batches in
+        flight. None where a group does not fit, or works as long as `below` alone.
         """
-        found = Counter[int]()
-        for first, after in pairs:
-            found.update(dict(self.costs.counts(first, after)))
-        whole = tuple(sorted(found.items()))
-        way = self.costs.way(whole, alive)
-        if way is None or self.count * (way.forward + way.backward) >= below:
-            return None
-        return [self._shared(pair, whole, way) for pair in pairs]
+        counts = [self.costs.counts(*pair) for pair in pairs]
+        found = [Counter[int]() for _ in range(self.choice.degrees.pp)]
+        for place, own in zip(places, counts, strict=True):
+            found[place].update(dict(own))
+        wholes, flights = [tuple(sorted(each.items())) for each in found], self._held(tuple(places))
+        ways: list[Way | None] = [None] * len(wholes)
+        for whole in dict.fromkeys(wholes):
+            same = [group for group, each in enumerate(wholes) if each == whole]
+            taken = self.costs.ways(whole, [flights[group] for group in same])
+            if any(way is None or self.count * (way.forward + way.backward) >= below for way in taken):
+                return None
+            for group, way in zip(same, taken, strict=True):
+                ways[group] = way
+        parts: dict[tuple[Counts, int], Way] = {}
+        for place, own in zip(places, counts, strict=True):
+            way = ways[place]
+            assert way is not None, "each group has its ways"
+            if (own, id(way)) not in parts:
+                parts[own, id(way)] = self._shared(own, wholes[place], way)
+        return [parts[own, id(ways[place])] for place, own in zip(places, counts, strict=True)]
 
-    def _shared(self, pair: tuple[int, int], whole: Sequence[tuple[int, int]], way: Way) -> Way:
+    def _shared(self, counts: Counts, whole: Counts, way: Way) -> Way:
         """The part of one stage in what its group takes, no layer of which saves less than its share."""
-        counts, taken = self.costs.counts(*pair), list[int]()
+        taken = list[int]()
         of = {kind: (count, own) for (kind, count), own in zip(whole, way.taken, strict=True)}
         for kind, count in counts:
             total, own = of[kind]
             taken += _part(own, count, total)
         return self.costs.timed(counts, tuple(taken))
+
+
+def every_cut(body: Sequence[int], stages: int, total: int) -> Iterator[tuple[int, ...]]:
+    """Every cut of so many layers between numbered ones, which stand at the places of `body`.
+
+    >>> list(every_cut([1, 2, 3], 2, 5))
+    [(0, 2, 5), (0, 3, 5)]
+    """
+    inner = range(body[0] + 1, body[-1] + 1) if stages > 1 else ()
+    return ((0, *chosen, total) for chosen in combinations(inner, stages - 1))
 
 
 def last_true(holds: Callable[[int], bool], least: int, most: int) -> int:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from meshwright.cost.calibration import Calibration, public_calibration
 from meshwright.errors import PlanError
 from meshwright.recipe.resolve import resolve_recipe
-from meshwright.search.answer import Answer, Progress, Tried
+from meshwright.search.answer import Answer, Progress, Tried, in_short
 from meshwright.search.bounds import least_step
-from meshwright.search.choice import degrees_of
 from meshwright.search.front import searched_front
 from meshwright.search.near import find_near
 from meshwright.search.problem import Problem
@@ -93,7 +92,7 @@ def _wider(answer: Answer, calibration: Calibration, seconds: float) -> Iterator
     gain = 1 - found.estimate.step_time_s / best.estimate.step_time_s
     if gain > problem.wishes.gap:
         yield (
-            f"--for any would be {gain:.1%} faster: {degrees_of(found.choice)}, "
+            f"--for any would be {gain:.1%} faster: {in_short(found)}, "
             f"{show_seconds(found.estimate.step_time_s)} a step"
         )
 
