@@ -10,10 +10,19 @@ from meshwright.plan.targets import TARGETS
 from tests.plan.models import data_of, llama, mixture
 from tests.plan.rule_cases import DELETE, PIPELINE, Case, edited, hold, inputs_of
 
-STATES = {"megatron": "zero1", "torchtitan": "zero3", "deepspeed": "zero3"}
-FOREIGN = {"megatron": ("copy", "dp"), "torchtitan": ("ulysses", "cp"), "deepspeed": ("cp", "ulysses")}
+STATES = {"megatron": "zero1", "torchtitan": "zero3", "deepspeed": "zero3", "accelerate": "zero3"}
+FOREIGN = {
+    "megatron": ("copy", "dp"),
+    "torchtitan": ("ulysses", "cp"),
+    "deepspeed": ("cp", "ulysses"),
+    "accelerate": ("cp", "dp"),
+}
 """A split that it has not, and the nearest that it has."""
-MISSING = {"megatron": ("zero2", "'zero1'"), "torchtitan": ("zero1", "'zero3'")}
+MISSING = {
+    "megatron": ("zero2", "'zero1'"),
+    "torchtitan": ("zero1", "'zero3'"),
+    "accelerate": ("zero1", "'zero3'"),
+}
 EMBED, FIRST, LAST = "plan/stages/0/layers/0", "plan/stages/0/layers/1", "plan/stages/1/layers/0"
 
 
@@ -50,7 +59,12 @@ EXPERTS = edited(
 
 
 def cases(scope: str) -> list[Case]:
-    """The rules that each system has."""
+    """The rules that each system has; about pipelines, those that have them."""
+    about_pipelines = {f"{scope}-schedule", f"{scope}-recompute-alike"}
+    return [case for case in _cases(scope) if "pp" in TARGETS[scope].splits or case.rule not in about_pipelines]
+
+
+def _cases(scope: str) -> list[Case]:
     title, target, wide = TARGETS[scope].title, TARGETS[scope], WIDE[scope]
     state, (split, nearest) = STATES[scope], FOREIGN[scope]
     rows = "stages.0.layers"
@@ -138,6 +152,32 @@ CASES = [
         for scope, (state, nearest) in MISSING.items()
     ),
     Case(
+        "accelerate-stages",
+        {"plan": with_state("zero3")["plan"]},
+        "stages",
+        "Accelerate has no pipelines, and the plan has 2 stages",
+        "put all layers on one stage",
+        {"plan": WIDE["accelerate"]["plan"]},
+        WIDE["accelerate"],
+    ),
+    Case(
+        "accelerate-recompute-alike",
+        {f"{FIRST}/recompute": "full"},
+        "stages",
+        "Accelerate recomputes alike in all layers, and the plan has full and none",
+        "write 'recompute: full' for all",
+        {"plan/stages/0/layers/2/recompute": "full"},
+        edited(
+            WIDE["accelerate"],
+            {
+                "plan/stages/0/layers": [
+                    {"span": span, "roles": {"dp": "dp/zero3"}}
+                    for span in ("embed", "decoder.0-1", "decoder.2-3", "head")
+                ]
+            },
+        ),
+    ),
+    Case(
         "torchtitan-state-beside",
         {f"{row}/roles": {"dp": "dp", "cp": "cp"} for row in (EMBED, FIRST, "plan/stages/0/layers/2")},
         "stages.0.layers.0 (embed) and 2 more",
@@ -220,6 +260,15 @@ def test_megatron_recomputes_the_first_so_many_layers_of_each_stage() -> None:
     assert said == [[], ["megatron-recompute-alike"]]
 
 
+def test_torchtitan_keeps_parameters_in_pipelines_that_reduce_gradients_once() -> None:
+    once = {"plan/execution": {"sync": "last"}}
+    said = [
+        [each.rule for each in check_plan(inputs_of(edited(with_state("zero2"), edits)), "torchtitan")]
+        for edits in (once, {})
+    ]
+    assert said == [[], ["torchtitan-state"]]
+
+
 RECIPE = mw.recipe(global_batch=64, sequence=4096)
 
 
@@ -235,6 +284,7 @@ RECIPE = mw.recipe(global_batch=64, sequence=4096)
         ("deepspeed", "llama-3.1-8b", "8xh100", {"zero": 3, "ulysses": 4, "recompute": "full"}),
         ("deepspeed", "llama-3.1-8b", "8xh100", {"zero": 1, "pp": 4}),
         ("deepspeed", "llama-3.1-8b", "8xh100", {"zero": 2, "tp": 2}),
+        ("accelerate", "llama-3.1-8b", "8xh100", {"zero": 3, "shard": 4, "recompute": "full"}),
     ],
 )
 def test_what_a_system_runs_today_passes_its_rules(

@@ -55,8 +55,10 @@ def _nearest_split(split: str, target: Target) -> str:
 
 def _states(target: Target) -> Check:
     def check(inputs: Inputs) -> Iterator[Finding]:
+        kept = target.kept and len(inputs.plan.groups) > 1 and inputs.plan.execution.sync == "last"
+        states = (*target.states, "zero2") if kept else target.states
         for site in inputs.sites:
-            if site.row.state is not None and site.row.state not in target.states:
+            if site.row.state is not None and site.row.state not in states:
                 yield found(site.where, state=site.row.state, nearest=_nearest_state(site.row.state, target.states))
 
     return check
@@ -96,6 +98,11 @@ def _apart(target: Target) -> Check:
                 yield found("groups", one=one, other=other)
 
     return check
+
+
+def _one_stage(inputs: Inputs) -> Iterator[Finding]:
+    if len(inputs.plan.stages) > 1:
+        yield found("stages", stages=len(inputs.plan.stages))
 
 
 def _schedule(target: Target) -> Check:
@@ -252,13 +259,22 @@ def _rules(scope: Scope) -> Iterator[Rule]:
             f"{title} does not take {{one}} and {{other}} together",
             "leave one of the two at 1",
         )
-    yield Rule(
-        f"{scope}-schedule",
-        scope,
-        _schedule(target),
-        f"{title} has no schedule '{{schedule}}'",
-        f"write {' or '.join(target.schedules)}",
-    )
+    if "pp" in target.splits:
+        yield Rule(
+            f"{scope}-schedule",
+            scope,
+            _schedule(target),
+            f"{title} has no schedule '{{schedule}}'",
+            f"write {' or '.join(target.schedules)}",
+        )
+    else:
+        yield Rule(
+            f"{scope}-stages",
+            scope,
+            _one_stage,
+            f"{title} has no pipelines, and the plan has {{stages}} stages",
+            "put all layers on one stage",
+        )
     yield Rule(
         f"{scope}-recompute",
         scope,
@@ -289,6 +305,7 @@ TARGET_RULES: tuple[Rule, ...] = (
     *_rules("megatron"),
     *_rules("torchtitan"),
     *_rules("deepspeed"),
+    *_rules("accelerate"),
     Rule(
         "megatron-experts-sp",
         "megatron",

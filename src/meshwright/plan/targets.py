@@ -9,11 +9,16 @@ Its own FSDP (`--use-megatron-fsdp`) is left out.
 torchtitan: 0.3.0, `config/configs.py` (ParallelismConfig), `distributed/parallel_dims.py` (cp is part of the FSDP mesh;
 ep borrows ranks of FSDP and tp, so that experts have no tp of their own), `distributed/activation_checkpoint.py` (full,
 or selective: every second matmul is computed again), `module_fqns_per_model_part`. `fsdp_reshard_after_forward: never`
-gathers once a micro-batch, which no state of a plan does.
+gathers once a micro-batch, which no state of a plan does; but in pipelines once a step, as torch's stages let modules
+of FSDP go after the last backward (`torch/distributed/pipelining/stage.py`), and `default` is the same there.
 
 DeepSpeed: 0.19, `runtime/pipe/engine.py` (ZeRO 2 and 3 are refused with pipelines; TrainSchedule is 1f1b), the tutorial
 "Automatic Tensor Parallelism (Training)" (AutoTP with ZeRO 0 to 2), "Ulysses". Pipelines, AutoTP and Ulysses are
 documented each without the others; its MoE layer stands in the model's own code.
+
+Accelerate: 1.15, FSDP2 alone (`fsdp_version: 2`, `utils/fsdp_utils.py`), with replicas by its `parallelism_config`.
+`fsdp_offload_params` takes parameters and optimizer states together. Its `fsdp_reshard_after_forward: false` gathers
+once a micro-batch, which no state of a plan does.
 """
 
 from collections.abc import Mapping
@@ -49,6 +54,8 @@ class Target:
     """Whether it can number the stages of a pipeline before the replicas."""
     alike: bool = True
     """Whether all layers recompute alike, but for blocks."""
+    kept: bool = False
+    """Whether in pipelines it may gather parameters once a step, and then reduces gradients once: zero2, sync last."""
     experts_whole: bool = False
     """Whether experts that are spread have no tp of their own."""
 
@@ -87,6 +94,7 @@ TARGETS: dict[str, Target] = {
         operators=True,
         replicas=True,
         beside=MappingProxyType({"cp": ("zero3",)}),
+        kept=True,
         experts_whole=True,
     ),
     "deepspeed": Target(
@@ -99,6 +107,16 @@ TARGETS: dict[str, Target] = {
         offloads=("optimizer", "parameters"),
         beside=MappingProxyType({"pp": (None, "zero1"), "tp": (None, "zero1", "zero2")}),
         apart=(("pp", "tp"), ("pp", "ulysses"), ("tp", "ulysses")),
+    ),
+    "accelerate": Target(
+        title="Accelerate",
+        release="accelerate 1.15",
+        splits=("dp",),
+        states=("zero3",),
+        schedules=("1f1b",),
+        recomputes=("full", "none"),
+        offloads=("optimizer", "parameters"),
+        replicas=True,
     ),
 }
 """Scope → what it can express."""

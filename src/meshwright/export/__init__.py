@@ -1,0 +1,1 @@
+"""Handing plans over to other systems, and taking in what people run there today."""
