@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.plan.ranks import format_ranks
 from meshwright.plan.rules_runtime import PROVEN
 from meshwright.plan.spec import STATEFUL, STATES
-from tests.parity.array import CUTS, OF_HER_OWN, PROOFS, SEED, refusals, sized, spans
+from tests.parity.array import CUTS, HER_NETWORK, OF_HER_OWN, PROOFS, SEED, refusals, sized, spans
 from tests.parity.harness import Case
 
 SIZES = (2, 3, 4, 6, 8)
@@ -20,7 +20,7 @@ DIVISIONS: dict[int, tuple[tuple[int, ...], ...]] = {
     8: ((8,), (4, 2), (2, 4), (2, 2, 2)),
 }
 """Ranks of a group → the meshes that they can make."""
-UNTIED = ("gpt_neox", OF_HER_OWN)
+UNTIED = ("gpt_neox", "vit", OF_HER_OWN, HER_NETWORK)
 """Families whose models here tie nothing."""
 SCHEDULES = tuple(map(str, PROVEN["plan.schedule"]))
 

@@ -186,9 +186,9 @@ def attention_dropout_of_the_first_heads() -> Iterator[None]:
 @contextmanager
 def filler_that_counts() -> Iterator[None]:
     """What fills a vocabulary up is taken for tokens."""
-    from meshwright.runtime import loss, pipeline
+    from meshwright.runtime import head, loss
 
-    with mock.patch.object(pipeline, "token_loss", lambda *args: loss.token_loss(*args[:3])):
+    with mock.patch.object(head, "token_loss", lambda *args: loss.token_loss(*args[:3])):
         yield
 
 

@@ -2,13 +2,14 @@
 
 The one process is a plain module, a plain loop, torch's own loss, AdamW and clipping. Both see the same
 micro-batches, with unequal numbers of tokens that count. In float64, where real faults cannot hide in rounding, losses,
-every gradient and every parameter after three steps agree to 1e-9 of the tensor's largest value. In float32 gradients
-agree to 2e-5, and parameters to three times what the one process differs by between two orders of summation.
+every gradient and every parameter after three steps agree to 1e-9 of the tensor's largest value. In float32, and in
+bf16 with masters in float32, they agree to three times what the one process differs by between orders of summation.
 """
 
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,11 +25,13 @@ from meshwright.plan.spec import Group, ModelRef, Plan
 from meshwright.runtime import randomness
 from meshwright.runtime.precision import kept
 from meshwright.train.launch import WorkerPool
+from tests.parity.encoders import FAMILIES as OTHERS
+from tests.parity.encoders import KEPT
 from tests.parity.models import BUILDERS, CALLS_DROPOUT, with_own_vectors
 from tests.runtime.counting import CountMessages, Counts, Messages
 
 SAMPLES, LENGTH, STEPS, CLIP, SEED = 8, 12, 3, 0.5, 1234
-EXACT, GRADIENT_32, SPREADS = 1e-9, 2e-5, 3.0
+EXACT, SPREADS = 1e-9, 3.0
 
 Fault = Callable[[], AbstractContextManager[Any]]
 """Something planted in the workers alone."""
@@ -58,12 +61,16 @@ class Case:
     changing: bool = False
     """Batches of another length in each step."""
     schedule: str = "1f1b"
+    experts: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Span → the roles of its routed experts, where they have a row of their own."""
     groups: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict)
     """Of a pipeline, in place of the mesh: name → devices, mesh."""
     stages: tuple[tuple[str, dict[str, dict[str, str]]], ...] = ()
     """Of a pipeline, in place of the rows: group, rows."""
     recompute: dict[str, str] = field(default_factory=dict)
     """Span → what its layers recompute, where that is not nothing."""
+    chunks: int = 1
+    """Of the loss."""
     samples: int = SAMPLES
     """Of a global batch."""
     steps: int = STEPS
@@ -71,6 +78,11 @@ class Case:
     heads: int | None = None
     """Of attention, where not the family's usual number here."""
     hidden: int = 32
+
+    @property
+    def resting(self) -> torch.dtype:
+        """What parameters are kept in: masters, where it computes in bf16."""
+        return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
 
     @property
     def world_size(self) -> int:
@@ -95,8 +107,9 @@ class Outcome:
 def build(case: Case) -> nn.Module:
     """The untouched transformers model, initialised from one seed."""
     torch.manual_seed(SEED)
-    if case.family in BUILDERS:
-        return with_own_vectors(BUILDERS[case.family](case)).to(case.dtype).train()
+    if case.family in BUILDERS or case.family in OTHERS:
+        builder = BUILDERS[case.family] if case.family in BUILDERS else OTHERS[case.family].build
+        return with_own_vectors(builder(case)).to(case.resting).train()
     config: Any
     if case.family == "llama":
         config = LlamaConfig(
@@ -110,7 +123,7 @@ def build(case: Case) -> nn.Module:
             attention_dropout=case.attention_dropout,
             tie_word_embeddings=case.tied,
         )
-        return LlamaForCausalLM(config).to(case.dtype).train()
+        return LlamaForCausalLM(config).to(case.resting).train()
     config = GPT2Config(
         vocab_size=case.vocabulary,
         n_embd=case.hidden,
@@ -124,12 +137,14 @@ def build(case: Case) -> nn.Module:
         bos_token_id=0,
         eos_token_id=0,
     )
-    return GPT2LMHeadModel(config).to(case.dtype).train()
+    return GPT2LMHeadModel(config).to(case.resting).train()
 
 
 def batches(case: Case) -> list[dict[str, Tensor]]:
     """A global batch for each step; about a quarter of the tokens do not count, unevenly over the samples."""
     generator = torch.Generator().manual_seed(SEED)
+    if case.family in OTHERS:
+        return [OTHERS[case.family].feed(case, generator) for _ in range(case.steps)]
     made = []
     for _ in range(case.steps):
         ids = torch.randint(0, case.vocabulary, (case.samples, case.length), generator=generator)
@@ -157,7 +172,7 @@ def plan_of(case: Case) -> Plan:
             "meshwright_plan": 1,
             "model": ModelRef(name=case.family).as_data(),
             "cluster": {"name": f"cpu:{case.world_size}"},
-            "recipe": {"global_batch": case.samples, "sequence": case.length},
+            "recipe": {"global_batch": case.samples, "sequence": _lengths(case)},
             "micro_batches": case.micro_batches,
             "schedule": case.schedule,
             "groups": {name: {"devices": devices, "mesh": mesh} for name, (devices, mesh) in groups.items()},
@@ -168,16 +183,38 @@ def plan_of(case: Case) -> Plan:
 
 
 def _rows(case: Case, rows: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    return [
+    found = [
         {"span": span, "roles": roles, "recompute": case.recompute.get(span, "none")} for span, roles in rows.items()
+    ]
+    experts = {span: roles for span, roles in case.experts.items() if span in rows}
+    return found + [
+        {"span": span, "part": "experts", "roles": roles, "recompute": case.recompute.get(span, "none")}
+        for span, roles in experts.items()
     ]
 
 
 def recipe_of(case: Case) -> Any:
-    """The recipe: one dtype throughout."""
-    name = {torch.float64: "fp64", torch.float32: "fp32"}[case.dtype]
+    """The recipe: one dtype throughout, or bf16 with masters in float32."""
+    name = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}[case.dtype]
     precision = {"compute": name, "reduce": name, "master": None}
-    return mw.recipe(global_batch=case.samples, sequence=case.length, precision=precision, seed=SEED)
+    if case.resting != case.dtype:
+        precision |= {"reduce": "fp32", "master": "fp32"}
+    return mw.recipe(
+        global_batch=case.samples,
+        sequence=_lengths(case),
+        precision=precision,
+        seed=SEED,
+        loss={"kind": _loss(case), "chunks": case.chunks},
+        micro_batches=case.micro_batches,
+    )
+
+
+def _lengths(case: Case) -> Any:
+    return OTHERS[case.family].lengths(case) if case.family in OTHERS else case.length
+
+
+def _loss(case: Case) -> str:
+    return OTHERS[case.family].loss if case.family in OTHERS else "causal_lm"
 
 
 def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
@@ -204,7 +241,11 @@ class SplitProducts(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-SITES = {"llama": "model.layers.{}.self_attn.attn_dropout", "gpt2": "transformer.h.{}.attn.attn_dropout"}
+_SITE = "model.layers.{}.self_attn.attn_dropout"
+SITES = {
+    **dict.fromkeys(("llama", "mixtral", "qwen3_moe"), _SITE),
+    "gpt2": "transformer.h.{}.attn.attn_dropout",
+}
 
 
 class DropsAttention(TorchFunctionMode):
@@ -236,53 +277,97 @@ def one_process(case: Case, *, backwards: bool = False, pieces: int = 1) -> Outc
 def _one_process(case: Case, backwards: bool) -> Outcome:
     module = build(case)
     counter = randomness.Counter(SEED)
-    if case.attention_dropout:
+    drops = case.attention_dropout or (case.dropout and case.family == "t5")
+    if drops:
         module.set_attn_implementation("eager")  # type: ignore[operator]
+    if drops and case.family not in OTHERS:
         with DropsAttention(SITES[case.family], case.layers, counter):
             return _trained(module, case, backwards, counter)
     return _trained(module, case, backwards, counter)
 
 
 def _trained(module: nn.Module, case: Case, backwards: bool, counter: randomness.Counter) -> Outcome:
-    calls, samples = CALLS_DROPOUT.get(case.family), case.samples // case.micro_batches
+    samples = case.samples // case.micro_batches
+    paths = [
+        path.format(number)
+        for path, layers in CALLS_DROPOUT.get(case.family, {}).items()
+        for number in range(layers or case.layers)
+    ]
     for name, inner in module.named_modules():
-        if isinstance(inner, nn.Dropout) and calls is None:
+        if isinstance(inner, nn.Dropout) and (case.family in KEPT or not any(name.startswith(f"{p}.") for p in paths)):
             randomness.install_dropout(inner, name, counter, lambda: 0)
-    for path in [calls.format(number) for number in range(case.layers)] if calls else ():
+    for path in paths:
         randomness.draw_calls(module.get_submodule(path), path, counter, lambda: (0, samples))
     optimizer = optimizer_of(list(module.parameters()))
+    narrow = _narrow_copy(module, case.dtype) if case.resting != case.dtype else None
     losses, norms, gradients = [], [], {}
     for step, batch in enumerate(batches(case)):
         counter.step = step
-        losses.append(_plain_step(module, batch, case, counter, backwards))
+        losses.append(_plain_step(module, batch, case, counter, backwards=backwards, narrow=narrow))
         if step == 0:
-            gradients = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+            named = module.named_parameters()
+            gradients = {name: p.grad.clone() if p.grad is not None else torch.zeros_like(p) for name, p in named}
         norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), CLIP)))
         optimizer.step()
         optimizer.zero_grad()
     return Outcome(losses, norms, gradients, {name: p.detach().clone() for name, p in module.named_parameters()})
 
 
+def _narrow_copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """What is computed with where parameters are masters. Buffers stay as they are, and so does what draws dropout."""
+    dropped = {name: vars(inner)["forward"] for name, inner in module.named_modules() if "forward" in vars(inner)}
+    for name in dropped:
+        del vars(module.get_submodule(name))["forward"]
+    narrow = deepcopy(module)
+    for name, forward in dropped.items():
+        vars(module.get_submodule(name))["forward"] = vars(narrow.get_submodule(name))["forward"] = forward
+    for parameter in narrow.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return narrow
+
+
+def _taken_over(module: nn.Module, narrow: nn.Module, values: bool) -> None:
+    """Masters' values to what is computed with, or its gradients, added up, to the masters."""
+    for master, parameter in zip(module.parameters(), narrow.parameters(), strict=True):
+        if values:
+            parameter.data.copy_(master.data)
+        elif parameter.grad is not None:
+            wide, parameter.grad = parameter.grad.to(master.dtype), None
+            master.grad = wide if master.grad is None else master.grad + wide
+
+
 def _plain_step(
-    module: nn.Module, batch: dict[str, Tensor], case: Case, counter: randomness.Counter, backwards: bool
+    masters: nn.Module,
+    batch: dict[str, Tensor],
+    case: Case,
+    counter: randomness.Counter,
+    *,
+    backwards: bool,
+    narrow: nn.Module | None,
 ) -> float:
-    labels = functional.pad(batch["labels"][:, 1:], (0, 1), value=-100)
+    module = masters if narrow is None else narrow
+    if narrow is not None:
+        _taken_over(masters, narrow, values=True)
+    labels, kind = batch["labels"], _loss(case)
+    if kind == "causal_lm":
+        labels = functional.pad(labels[:, 1:], (0, 1), value=-100)
     size, total = case.samples // case.micro_batches, 0.0
     for first in range(0, case.samples, size):
         counter.first_sample = first
         taken = slice(first, first + size)
-        inputs = {name: tensor[taken] for name, tensor in batch.items() if name != "labels"}
+        given = batch if kind == "seq2seq" else {name: each for name, each in batch.items() if name != "labels"}
+        inputs = {name: tensor[taken] for name, tensor in given.items()}
         targets = labels[taken]
         if backwards:
             inputs, targets = {name: tensor.flip(0) for name, tensor in inputs.items()}, targets.flip(0)
         with kept(case.dtype):
-            if hasattr(module, "config"):
-                logits = module(**inputs, use_cache=False).logits
-            else:
-                logits = module(inputs["input_ids"])
-            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            logits = module(**inputs).logits if hasattr(module, "config") else module(*inputs.values())
+            wide = logits if case.dtype == torch.float64 else logits.float()
+            loss = functional.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")
             loss = loss / (labels != -100).sum()
             loss.backward()
+            if narrow is not None:
+                _taken_over(masters, narrow, values=False)
         total += float(loss.detach())
     return total
 
@@ -336,7 +421,7 @@ class Verdict:
     norm: float
     gradient: tuple[float, str]
     parameter: tuple[float, str]
-    limits: tuple[float, float, float, float]
+    limits: "Limits"
 
     @property
     def holds(self) -> bool:
@@ -352,20 +437,36 @@ class Verdict:
         )
 
 
-def own_spread(case: Case, wanted: Outcome) -> float:
-    """How much one process differs from itself, at most, over a few orders of summation."""
-    orders = [one_process(case, backwards=back, pieces=pieces) for back, pieces in ((True, 1), (False, 2), (True, 4))]
-    return max(worst(other.parameters, wanted.parameters)[0] for other in orders)
+Limits = tuple[float, float, float, float]
+"""What loss, norm, gradients and parameters may differ by."""
 
 
-def limits_of(case: Case, wanted: Outcome) -> tuple[float, float, float, float]:
-    """What loss, norm, gradients and parameters may differ by."""
+def own_spread(case: Case, wanted: Outcome) -> Limits:
+    """How much one process differs from itself, at most, over a few orders of summation. Samples keep theirs where
+    dropout is drawn by their places.
+    """
+    back = not (case.dropout or case.attention_dropout)
+    orders = [one_process(case, backwards=back, pieces=pieces) for pieces in (1, 4)]
+    orders.append(one_process(case, pieces=2))
+    verdicts = [judge(other, wanted, (0.0,) * 4) for other in orders]
+    return (
+        max(each.loss for each in verdicts),
+        max(each.norm for each in verdicts),
+        max(each.gradient[0] for each in verdicts),
+        max(each.parameter[0] for each in verdicts),
+    )
+
+
+def limits_of(case: Case, wanted: Outcome) -> Limits:
+    """In float64 an absolute limit; else so many times what one process differs by from itself."""
     if case.dtype == torch.float64:
         return EXACT, EXACT, EXACT, EXACT
-    return GRADIENT_32, GRADIENT_32, GRADIENT_32, SPREADS * own_spread(case, wanted)
+    least = torch.finfo(torch.float32).eps
+    loss, norm, gradient, parameter = (SPREADS * max(each, least) for each in own_spread(case, wanted))
+    return loss, norm, gradient, parameter
 
 
-def judge(found: Outcome, wanted: Outcome, limits: tuple[float, float, float, float]) -> Verdict:
+def judge(found: Outcome, wanted: Outcome, limits: Limits) -> Verdict:
     """Compare a rank's outcome with the reference."""
     loss = max(abs(a - b) / abs(b) for a, b in zip(found.losses, wanted.losses, strict=True))
     norm = max(abs(a - b) / abs(b) for a, b in zip(found.norms, wanted.norms, strict=True))
@@ -374,11 +475,16 @@ def judge(found: Outcome, wanted: Outcome, limits: tuple[float, float, float, fl
     )
 
 
-def prove(pool: WorkerPool, case: Case, fault: Fault = nullcontext) -> list[Verdict]:
-    """Run a case and judge every rank."""
+def prove(pool: WorkerPool, case: Case, fault: Fault = nullcontext, model: Any = None) -> list[Verdict]:
+    """Run a case and judge every rank. `model` is as `many_processes` has it."""
     wanted = one_process(case)
     limits = limits_of(case, wanted)
-    return [judge(found, wanted, limits) for found in pool.run(many_processes, case, fault, timeout=90.0)]
+    return [judge(found, wanted, limits) for found in pool.run(many_processes, case, fault, model, timeout=90.0)]
+
+
+def in_bf16(case: Case) -> Case:
+    """The same case in bf16, with masters in float32."""
+    return replace(case, dtype=torch.bfloat16)
 
 
 def in_float32(case: Case) -> Case:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.trace import trace
+from tests.parity.encoders import CALLS, TRACED
 
 if TYPE_CHECKING:
     from tests.parity.harness import Case
@@ -22,6 +23,7 @@ _LLAMA: dict[str, Any] = {
     "num_attention_heads": 8,
     **_IDS,
 }
+EXPERTS = 8
 WINDOW = 5
 """Positions that a layer with a sliding window sees, fewer than a sample has."""
 
@@ -69,6 +71,27 @@ def _falcon(case: "Case") -> nn.Module:
     fields = _of(case, hidden_size=32, num_hidden_layers=4, num_attention_heads=8, hidden_dropout=case.dropout)
     fields |= {"new_decoder_architecture": grouped, "multi_query": not grouped, **_IDS}
     return transformers.FalconForCausalLM(transformers.FalconConfig(**fields, num_kv_heads=case.kv_heads))
+
+
+def _mixtral(case: "Case") -> nn.Module:
+    fields = _of(case, **_LLAMA, num_key_value_heads=case.kv_heads, attention_dropout=case.attention_dropout)
+    return _with_experts(
+        transformers.MixtralForCausalLM(transformers.MixtralConfig(**fields, num_local_experts=EXPERTS)), case
+    )
+
+
+def _qwen3_moe(case: "Case") -> nn.Module:
+    fields = _of(case, **_LLAMA, num_key_value_heads=case.kv_heads, attention_dropout=case.attention_dropout)
+    fields |= {"head_dim": 8, "moe_intermediate_size": 24, "num_experts": EXPERTS, "num_experts_per_tok": 3}
+    return _with_experts(
+        transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**fields, norm_topk_prob=True)), case
+    )
+
+
+def _with_experts(module: Any, case: "Case") -> nn.Module:
+    """torch's grouped products have no float64."""
+    module.set_experts_implementation("eager" if case.dtype == torch.float64 else "grouped_mm")
+    return module
 
 
 class _Block(nn.Module):
@@ -145,14 +168,23 @@ BUILDERS: dict[str, Callable[["Case"], nn.Module]] = {
     "gemma3_text": _gemma3,
     "gpt_neox": _gpt_neox,
     "opt": _opt,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
     "falcon": _falcon,
     "OwnTransformer": lambda case: OwnTransformer(case.vocabulary, case.length, case.dropout),
     **{name: partial(_misleading, block) for name, block in MISLEADING.items()},
 }
 """By the family that a ModelSpec calls it."""
 
-CALLS_DROPOUT = {"opt": "model.decoder.layers.{}", "falcon": "transformer.h.{}", "OwnTransformer": "blocks.{}"}
-"""Families whose layers call dropout as a function, or one module of it twice → the paths of their layers."""
+CALLS_DROPOUT: dict[str, dict[str, int | None]] = {
+    "opt": {"model.decoder.layers.{}": None},
+    "falcon": {"transformer.h.{}": None},
+    "OwnTransformer": {"blocks.{}": None},
+    **CALLS,
+}
+"""Families whose layers call dropout as a function, or one module of it twice → the paths of their layers, and how
+many there are, where not the case's number.
+"""
 
 
 def with_own_vectors(module: nn.Module) -> nn.Module:
@@ -166,8 +198,11 @@ def with_own_vectors(module: nn.Module) -> nn.Module:
 
 def spec_of(module: nn.Module) -> Any:
     """What says which model it is: its configuration, or a trace."""
-    config = getattr(module, "config", None)
-    return config if config is not None else trace(module, torch.zeros((2, LENGTH), dtype=torch.long))
+    traced = TRACED.get(type(module).__name__)
+    config = getattr(module, "config", None) if traced is None else None
+    if config is not None:
+        return config
+    return trace(module, traced if traced is not None else torch.zeros((2, LENGTH), dtype=torch.long))
 
 
 LENGTH = 12

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.plan.proven import TABLE, proven_pairs
 from meshwright.plan.rules_families import FAMILIES
 from meshwright.plan.rules_runtime import PROVEN, PROVEN_SPLITS, PROVEN_STATES
 from meshwright.plan.spec import parse_role
 from tests.parity.array import FACTORS, Row, refusal
 from tests.parity.cover import all_pairs, covering_array, pairs_of
-from tests.parity.run import ARRAY
+from tests.parity.known import table_of
+from tests.parity.run import ARRAY, rows
 
 KEPT = json.loads(ARRAY.read_text())
 ROWS = [Row(*row) for row in KEPT["rows"]]
@@ -46,10 +48,14 @@ def test_what_the_rules_call_proven_stands_in_the_array() -> None:
     roles = {parse_role(role) for row in ROWS for role in (row.first, row.second)}
     assert {role.split for role in roles} == {*PROVEN_SPLITS}
     assert {role.state for role in roles} == {None, *PROVEN_STATES}
-    assert {row.family for row in ROWS} >= {*FAMILIES}
+    assert {other.value for _, other in proven_pairs() if other.factor == "family"} >= {*FAMILIES}
     assert {row.schedule for row in ROWS} >= {*PROVEN["plan.schedule"]}
 
 
 @pytest.mark.parametrize("number", range(0, len(ROWS), 23))
 def test_no_row_is_refused(number: int) -> None:
     assert refusal(ROWS[number]) is None
+
+
+def test_the_table_of_the_runtime_has_what_cases_have() -> None:
+    assert json.loads(TABLE.read_text()) == table_of(rows())

@@ -6,7 +6,7 @@ from meshwright.cluster.shorthand import parse_cluster
 from meshwright.model.hf_config import FAMILIES
 from meshwright.plan.rules import RULES, check_plan
 from meshwright.plan.rules_families import FAMILIES as PROVEN
-from tests.plan.models import data_of, gpt2, resnet
+from tests.plan.models import data_of, gpt2, llama, mixture, resnet
 from tests.plan.rule_cases import DELETE, PIPELINE, Case, edited, hold, inputs_of
 
 ROWS = [
@@ -31,10 +31,22 @@ TWO_STAGES = [
     {"on": "a", "layers": [{"span": "embed", "roles": {"x": "dp"}}, {"span": "decoder.0-1", "roles": {"x": "tp"}}]},
     {"on": "b", "layers": [{"span": "decoder.2-3", "roles": {"x": "dp"}}, {"span": "head", "roles": {"x": "dp"}}]},
 ]
+ZB = {"plan/schedule": "zb-h1"}
+EXPERTS = {"span": "decoder.1", "part": "experts", "roles": {"dp": "dp", "tp": "ep"}}
+MIXTURE = edited(
+    RUNS,
+    {
+        "model": data_of(mixture(llama())),
+        "plan/stages/0/layers/1/roles": {"dp": "dp", "tp": "dp"},
+        "plan/stages/0/layers/2/roles": {"dp": "dp/zero3", "tp": "dp"},
+    },
+)
+"""Experts in layers that run as they are."""
+SOFT_CAP = {"op": "activation", "function": "softcap", "width": 64}
 RULE = {rule.name: rule for rule in RULES}
 A_FAMILY = (
-    "take a model of the family llama, gpt2, mistral, qwen3, phi3, gemma3_text, gpt_neox, opt, falcon, or trace your "
-    "own decoder"
+    "take a model of the family llama, gpt2, mistral, qwen3, phi3, gemma3_text, gpt_neox, opt, mixtral, qwen3_moe, "
+    "falcon, bert, vit, t5, whisper, or trace your own decoder or network of convolutions"
 )
 NOT_RUN = "the runtime does not run '{}' yet"
 
@@ -75,20 +87,30 @@ CASES = [
         {"plan/stages/0/layers/1/recompute": "selective"},
     ),
     Case(
-        "runtime-split",
-        {"plan/stages/0/layers/0/roles/dp": "ep"},
-        "stages.0.layers.0 (embed)",
-        NOT_RUN.format("ep"),
-        "write 'dp'",
-        {"plan/stages/0/layers/0/roles/dp": "dp"},
-    ),
-    Case(
         "runtime-part",
         {"plan/stages/0/layers/4": {"span": "decoder.0", "part": "mlp", "roles": {"dp": "dp", "tp": "tp"}}},
         "stages.0.layers.4 (decoder.0 mlp)",
-        "the runtime does not give part 'mlp' roles of its own yet",
+        "the runtime gives routed experts roles of their own, and not part 'mlp' yet",
         "remove the row",
         {"plan/stages/0/layers/4": DELETE},
+    ),
+    Case(
+        "runtime-experts-cut",
+        {"plan/stages/0/layers/1/roles/tp": "tp"},
+        "stages.0.layers.1 (decoder.0-1)",
+        "the runtime does not cut experts by 'tp' yet",
+        "add a row with 'part: experts', and 'ep' or 'dp' on that axis",
+        {"plan/stages/0/layers/4": EXPERTS},
+        MIXTURE,
+    ),
+    Case(
+        "runtime-experts-recompute",
+        {"plan/stages/0/layers/4": EXPERTS, "plan/stages/0/layers/1/recompute": "full"},
+        "stages.0.layers.4 (decoder.1 experts)",
+        "the runtime recomputes part 'experts' as the rest of its layer",
+        "write 'recompute: full'",
+        {"plan/stages/0/layers/4/recompute": "full"},
+        MIXTURE,
     ),
     Case(
         "runtime-recompute",
@@ -181,10 +203,10 @@ CASES = [
     ),
     Case(
         "runtime-compute",
-        {"recipe/precision": {"compute": "bf16"}},
+        {"recipe/precision": {"compute": "fp16"}},
         "recipe.precision.compute",
-        NOT_RUN.format("compute: bf16"),
-        "write fp32 or fp64",
+        NOT_RUN.format("compute: fp16"),
+        "write fp32 or fp64 or bf16",
         {"recipe/precision/compute": "fp32"},
     ),
     Case(
@@ -196,28 +218,30 @@ CASES = [
         {"recipe/precision/matmul": DELETE},
     ),
     Case(
-        "runtime-optimizer",
-        {"recipe/optimizer": {"name": "lion"}},
-        "recipe.optimizer.name",
-        NOT_RUN.format("name: lion"),
-        "write adamw or sgd",
-        {"recipe/optimizer/name": "adamw"},
-    ),
-    Case(
         "runtime-loss",
         {"recipe/loss": {"kind": "seq2seq"}},
         "recipe.loss.kind",
-        NOT_RUN.format("kind: seq2seq"),
-        "write causal_lm",
+        "the loss 'seq2seq' is not that of 'tiny', which puts out a value for each position",
+        "write 'causal_lm' or 'masked_lm'",
         {"recipe/loss/kind": "causal_lm"},
     ),
     Case(
         "runtime-chunks",
-        {"recipe/loss": {"chunks": 4}},
+        {"recipe/loss": {"chunks": 4}, "model/stacks/2/parts/0/operators/2": SOFT_CAP},
         "recipe.loss.chunks",
-        NOT_RUN.format("chunks: 4"),
-        "write 1",
+        "the runtime takes logits in 4 pieces of the sequence where they are what a matrix puts out for each position, "
+        "and those of 'tiny' are not",
+        "write 'chunks: 1'",
         {"recipe/loss/chunks": 1},
+    ),
+    Case(
+        "runtime-chunks-kept",
+        {"recipe/loss": {"chunks": 4}, "plan/schedule": "gpipe"},
+        "schedule",
+        "logits in pieces have their gradients in forward, and 'gpipe' keeps those of the head's matrix for each of 4 "
+        "micro-batches",
+        "write 'schedule: 1f1b'",
+        {"plan/schedule": "1f1b"},
     ),
     Case(
         "runtime-kernels",
@@ -271,9 +295,35 @@ CASES = [
         "runtime-one-dtype",
         {"recipe/precision": {"compute": "fp64", "reduce": "fp32", "master": "fp32"}},
         "recipe.precision",
-        "the runtime computes, reduces and steps in one dtype, and the recipe has fp64, fp32 and fp32",
+        "the runtime computes, reduces and steps in one dtype, or in bf16, fp32 and fp32, and the recipe has fp64, "
+        "fp32 and fp32",
         "write 'reduce: fp64' and 'master: null'",
         {"recipe/precision/reduce": "fp64", "recipe/precision/master": None},
+    ),
+    Case(
+        "runtime-one-dtype",
+        {"recipe/precision": {"compute": "bf16", "reduce": "bf16", "master": "fp32"}},
+        "recipe.precision",
+        "the runtime computes, reduces and steps in one dtype, or in bf16, fp32 and fp32, and the recipe has bf16, "
+        "bf16 and fp32",
+        "write 'reduce: fp32' and 'master: fp32'",
+        {"recipe/precision/reduce": "fp32"},
+    ),
+    Case(
+        "runtime-mixed-halves",
+        {"recipe/precision": {"compute": "bf16"}, "plan/groups": HALVES, "plan/stages": TWO_STAGES, **ZB},
+        "recipe.precision",
+        "'zb-h1' cuts backwards in halves, and FSDP2, which casts parameters, lets go of them after the first",
+        "write 'schedule: 1f1b'",
+        {"plan/schedule": "1f1b"},
+    ),
+    Case(
+        "runtime-mixed-chunks",
+        {"recipe/precision": {"compute": "bf16"}, "recipe/loss": {"chunks": 4}},
+        "recipe.loss.chunks",
+        "a loss in 4 pieces is not proven with masters beside what is computed with",
+        "write 'chunks: 1'",
+        {"recipe/loss": {"chunks": 1}},
     ),
     Case(
         "runtime-moments",

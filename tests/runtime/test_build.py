@@ -25,6 +25,7 @@ from meshwright.runtime.shard import local_part
 from meshwright.train.launch import WorkerPool
 from tests.cost.build import inputs, llama
 from tests.parity.cases import MIXED, SPLITS
+from tests.parity.families import FAMILIES
 from tests.parity.harness import SEED, Case, batches, build, plan_of, recipe_of
 from tests.parity.pipelines import PIPELINES
 from tests.runtime.counting import noted_peak
@@ -34,6 +35,8 @@ CASES = {
     "unlike neighbours": MIXED["tp 4, then tp 2 with zero3"],
     "tied, an odd vocabulary": SPLITS["tied zero1 and tp+sp, an odd vocabulary"],
     "a tied pipeline": PIPELINES["interleaved, zero1 tied"],
+    "a table under three names": FAMILIES["t5, padded, its one table in shards, recomputed"],
+    "a class token": FAMILIES["vit, all dropped"],
 }
 
 

@@ -9,10 +9,11 @@ from meshwright.cost.volumes import step_collectives
 from meshwright.plan.resolve import read_inputs
 from meshwright.train.launch import WorkerPool
 from tests.parity.cases import every
-from tests.parity.harness import CLIP, Case, batches, build, plan_of, recipe_of
+from tests.parity.harness import CLIP, Case, batches, build, in_bf16, plan_of, recipe_of
 from tests.runtime.counting import CountCollectives, Counts
 
 CASES = {name: case for name, case in every().items() if "buckets" not in name and not case.padded}
+CASES |= {f"bf16: {name}": in_bf16(CASES[name]) for name in ("states side by side", "llama: dp and tp")}
 
 
 def _counted(case: Case) -> Counts:

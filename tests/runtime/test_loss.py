@@ -50,4 +50,4 @@ def test_split_logits_give_the_loss_and_gradient_of_whole_ones(
 def test_the_last_token_and_ignored_ones_do_not_count() -> None:
     labels = torch.tensor([[5, 6, IGNORED, 8]])
     assert next_token_labels(labels).tolist() == [[6, IGNORED, 8, IGNORED]]
-    assert count_tokens(labels) == 2
+    assert count_tokens(next_token_labels(labels)) == 2

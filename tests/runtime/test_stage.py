@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.runtime.stage import StageModule, StandIn, keep_layers, view_of_layers
+from meshwright.runtime.stage import Gate, StageModule, StandIn, keep_layers, view_of_layers
 from meshwright.trace.target import find_model
 from tests.parity.harness import Case, build
 
@@ -20,8 +20,8 @@ def _halves(module: nn.Module, cut: Cut) -> tuple[StageModule, StageModule]:
     before, after = (cut(module, spec, kept) for kept in (FIRST, LAST))
     path = spec.by_name["decoder.2"].modules[0]
     return (
-        StageModule(before, [], None, before.get_submodule(path)),
-        StageModule(after, [], after.get_submodule(path), None),
+        StageModule(before, [], None, Gate(before.get_submodule(path))),
+        StageModule(after, [], Gate(after.get_submodule(path)), None),
     )
 
 
@@ -60,3 +60,24 @@ def test_a_stand_in_for_an_embedding_gives_zeros_that_take_no_memory() -> None:
     assert given.shape == (2, 3, 16)
     assert given.untyped_storage().nbytes() == 4
     assert not given.any()
+
+
+def test_a_stand_in_for_embeddings_of_any_kind_has_their_shape_and_no_values() -> None:
+    module = build(Case({}, {}, "vit"))
+    keep_layers(module, find_model(module.config), {"encoder.3", "head"})
+    stand_in = module.get_submodule("vit.embeddings")
+    given: Tensor = stand_in(torch.zeros(2, 3, 16, 16, dtype=torch.float64))
+    assert given.shape == (2, 17, 32)
+    assert not given.any()
+    assert given.untyped_storage().nbytes() == 8
+    assert not list(stand_in.parameters())
+    assert stand_in.patch_embeddings.projection.weight.is_meta
+
+
+def test_a_stand_in_for_a_layer_that_puts_out_more_hands_on_activations_first() -> None:
+    module = build(Case({}, {}, "falcon"))
+    keep_layers(module, find_model(module.config), {"head"})
+    x = torch.ones(2, 3, 32)
+    first, *others = module.get_submodule("transformer.h.0")(x, attention_mask=None)
+    assert first is x
+    assert others == [None]

@@ -88,10 +88,19 @@ def _reader(kind: str) -> Callable[[Config, str], ModelSpec]:
 
 def read_config(path: str | Path, name: str = "") -> ModelSpec:
     """A `config.json`, or the folder that holds one → ModelSpec."""
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    file = _file_in(path)
+    return from_config(config_of(path), name or file.resolve().parent.name, str(file))
+
+
+def config_of(path: str | Path) -> Any:
+    """What a `config.json`, or that of a folder, says. Raises DocumentError."""
+    file = _file_in(path)
     try:
-        config = json.loads(read_text(file))
+        return json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise DocumentError(f"{file}{line}: not JSON: {getattr(error, 'msg', error)}") from None
-    return from_config(config, name or file.resolve().parent.name, str(file))
+
+
+def _file_in(path: str | Path) -> Path:
+    return Path(path) / "config.json" if Path(path).is_dir() else Path(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import DocumentError, UnknownNameError, did_you_mean
-from meshwright.model.hf_config import from_config, read_config
+from meshwright.model.hf_config import config_of, from_config, read_config
 from meshwright.model.spec import ModelSpec
 
 CATALOG = Path(__file__).parent / "catalog"
@@ -26,6 +26,19 @@ def from_catalog(name: str) -> ModelSpec:
         raise UnknownNameError(f"no model is called '{name}'; {did_you_mean(name, catalog_names())}")
     entry = json.loads((CATALOG / f"{name}.json").read_text(encoding="utf-8"))
     return from_config(entry["config"], name, f"{entry['source']} ({entry['date']})")
+
+
+def configuration(what: str) -> "dict[str, Any] | None":
+    """The Hugging Face configuration behind a name of the catalogue, a `config.json` or its folder; none where a model
+    is described in another way. Raises UnknownNameError, DocumentError.
+    """
+    if what in catalog_names():
+        found: dict[str, Any] = json.loads((CATALOG / f"{what}.json").read_text(encoding="utf-8"))["config"]
+        return found
+    path = Path(what)
+    if not path.exists():
+        raise UnknownNameError(f"no model is called '{what}'; {did_you_mean(what, catalog_names())}")
+    return config_of(path) if path.is_dir() or path.suffix == ".json" else None
 
 
 def resolve_model(what: "str | Path | dict[str, Any] | ModelSpec | object") -> ModelSpec:

@@ -204,9 +204,9 @@ class ModelSpec(Document):
 
     @property
     def vocabulary(self) -> int | None:
-        """Rows of its first token embedding; none where it has no tokens."""
-        tables = (op for stack in self.stacks for op in stack.operators if isinstance(op, Embedding))
-        return next((op.rows for op in tables), None)
+        """Rows of its first token embedding; none where it has no tokens. Tables of positions are not cut."""
+        tables = [op for stack in self.stacks for op in stack.operators if isinstance(op, Embedding)]
+        return next((op.rows for op in sorted(tables, key=lambda op: op.split is None)), None)
 
     @property
     def attention_dropout(self) -> float:

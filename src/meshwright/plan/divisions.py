@@ -38,6 +38,20 @@ def division(row: Row, mesh: Mesh) -> Division:
     return Division(*(tuple(axis for axis in mesh if axis in axes and mesh[axis] > 1) for axes in (batch, positions)))
 
 
+def by_tokens(source: Row, target: Row, mesh: Mesh) -> tuple[Division, Division]:
+    """Both where it does not matter which positions a rank has (routed experts): all pieces are alike, so that what
+    both divide over comes first, and a rank takes its share of what it holds.
+
+    >>> dense, routed = (Row(span="a", roles={"x": role, "y": "dp"}) for role in ("tp", "ep"))
+    >>> by_tokens(dense, routed, {"x": 2, "y": 2})
+    (Division(batch=(), positions=('y',)), Division(batch=(), positions=('y', 'x')))
+    """
+    one, other = ({axis for axes in division(row, mesh) for axis in axes} for row in (source, target))
+    common = [axis for axis in mesh if axis in one & other]
+    held, wanted = ((*common, *(axis for axis in mesh if axis in axes - set(common))) for axes in (one, other))
+    return Division((), held), Division((), wanted)
+
+
 Way = Literal["slice", "all_gather", "all_to_all", "exchange"]
 
 

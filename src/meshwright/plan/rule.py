@@ -11,7 +11,7 @@ from meshwright.plan.sites import Site, find_sites
 from meshwright.plan.spec import Plan
 from meshwright.recipe.spec import Recipe
 
-Scope = Literal["meaning", "runtime", "megatron", "torchtitan", "deepspeed"]
+Scope = Literal["meaning", "runtime", "megatron", "torchtitan", "deepspeed", "accelerate"]
 
 
 class _Given(NamedTuple):

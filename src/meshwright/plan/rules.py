@@ -4,6 +4,7 @@ Scope `meaning`: the plan has no meaning. Scope `runtime`: ours cannot run it, o
 other systems': they cannot be told it (`plan.targets`).
 """
 
+from meshwright.plan.proven import PROVEN_RULES
 from meshwright.plan.rule import Finding, Inputs, Problem, Rule, Scope
 from meshwright.plan.rules_groups import GROUP_RULES
 from meshwright.plan.rules_inputs import INPUT_RULES
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     *SIZE_RULES,
     *SCHEDULE_RULES,
     *RUNTIME_RULES,
+    *PROVEN_RULES,
     *TARGET_RULES,
 )
 """Every rule, in the order in which they are worth reading."""

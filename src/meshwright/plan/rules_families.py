@@ -4,7 +4,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.model.cuts import between_cuts, fuses_heads
-from meshwright.model.operators import Activation, Add, Attention, Dropout, Embedding, Linear, Loss, Norm, Rotary
+from meshwright.model.operators import (
+    Activation,
+    Add,
+    Attention,
+    Convolution,
+    Dropout,
+    Embedding,
+    Linear,
+    Loss,
+    Norm,
+    Pool,
+    Rotary,
+)
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.numbers import divides, nearest_number
 from meshwright.plan.rule import Finding, Inputs, Rule, found
@@ -18,9 +30,13 @@ class Proof:
     stages: bool = False
     """True where it runs on several stages."""
     attention_dropout: bool = False
+    experts: tuple[str, ...] = ()
+    """Splits of a row of its routed experts alone."""
+    mixed: bool = False
+    """True where it is proven in bf16 with masters in float32."""
 
 
-_ALL = Proof(("dp", "cp", "ulysses", "tp", "tp+sp", "copy"), stages=True, attention_dropout=True)
+_ALL = Proof(("dp", "cp", "ulysses", "tp", "tp+sp", "copy"), stages=True, attention_dropout=True, mixed=True)
 FAMILIES: dict[str, Proof] = {
     "llama": _ALL,
     "gpt2": _ALL,
@@ -30,17 +46,28 @@ FAMILIES: dict[str, Proof] = {
     "gemma3_text": Proof(stages=True),
     "gpt_neox": Proof(stages=True),
     "opt": Proof(stages=True),
-    "falcon": Proof(),
+    "mixtral": Proof(_ALL.splits, stages=True, attention_dropout=True, experts=("dp", "ep")),
+    "qwen3_moe": Proof(_ALL.splits, stages=True, attention_dropout=True, experts=("dp", "ep")),
+    "falcon": Proof(stages=True),
+    "bert": Proof(stages=True, attention_dropout=True),
+    "vit": Proof(stages=True, attention_dropout=True),
+    "t5": Proof(stages=True, attention_dropout=True),
+    "whisper": Proof(stages=True, attention_dropout=True),
 }
-OWN = Proof()
+OWN = Proof(stages=True)
 """What is proven of a model that no family covers, where it is traced and is a decoder: `is_own_decoder`."""
 
+NETWORK = Proof(("dp", "copy"))
+"""What is proven of a traced network of convolutions: `is_own_network`."""
+
 _OWN_OPERATORS = (Activation, Add, Attention, Dropout, Embedding, Linear, Loss, Norm, Rotary)
+_NETWORK_OPERATORS = (Activation, Add, Convolution, Linear, Loss, Norm, Pool)
 
 
 def proof_of(model: ModelSpec) -> Proof | None:
     """What is proven of a model; none where nothing is."""
-    return FAMILIES.get(model.family) or (OWN if is_own_decoder(model) else None)
+    known = FAMILIES.get(model.family) or (OWN if is_own_decoder(model) else None)
+    return known or (NETWORK if is_own_network(model) else None)
 
 
 def is_own_decoder(model: ModelSpec) -> bool:
@@ -52,6 +79,14 @@ def is_own_decoder(model: ModelSpec) -> bool:
     plain = all(isinstance(operator, _OWN_OPERATORS) and _is_plain(operator) for operator in operators)
     words = model.vocabulary is not None and model.stacks[-1].output == model.vocabulary
     return model.source.startswith("traced from") and set(model.streams) == {"tokens"} and chain and plain and words
+
+
+def is_own_network(model: ModelSpec) -> bool:
+    """Whether a traced model is a chain of layers of convolutions: images in, a value for each class out."""
+    chain = all(len(stack.reads) < 2 and not stack.side for stack in model.stacks)
+    operators = [operator for stack in model.stacks for operator in stack.operators]
+    plain = all(isinstance(operator, _NETWORK_OPERATORS) for operator in operators)
+    return model.source.startswith("traced from") and chain and plain and model.vocabulary is None
 
 
 def _is_plain(operator: object) -> bool:
@@ -73,9 +108,11 @@ def _family(inputs: Inputs) -> Iterator[Finding]:
 def _splits(inputs: Inputs) -> Iterator[Finding]:
     proof = proof_of(inputs.model) or _ALL
     for site in inputs.sites:
+        experts = any(part.experts for held in site.held for part in held.parts) and site.row.part is not None
+        proven, of = (proof.experts, "experts of family") if experts else (proof.splits, "family")
         for split in dict.fromkeys(role.split for role in site.row.roles.values()):
-            if split in _ALL.splits and split not in proof.splits:
-                yield found(site.where, split=split, family=inputs.model.family)
+            if split in (*_ALL.splits, "ep") and split not in proven:
+                yield found(site.where, split=split, of=of, family=inputs.model.family)
 
 
 def _stages(inputs: Inputs) -> Iterator[Finding]:
@@ -88,6 +125,12 @@ def _attention_dropout(inputs: Inputs) -> Iterator[Finding]:
     proof = proof_of(inputs.model) or _ALL
     if inputs.model.attention_dropout and not proof.attention_dropout:
         yield found("model", model=inputs.model.name, probability=inputs.model.attention_dropout)
+
+
+def _mixed(inputs: Inputs) -> Iterator[Finding]:
+    proof = proof_of(inputs.model) or _ALL
+    if inputs.recipe.precision.mixed and not proof.mixed:
+        yield found("recipe.precision", family=inputs.model.family)
 
 
 def _fused_heads(inputs: Inputs) -> Iterator[Finding]:
@@ -113,9 +156,16 @@ def _distances(inputs: Inputs) -> Iterator[Finding]:
 def _dropped_between(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites:
         parts = [part for held in site.held for part in held.parts] if site.ways("tp", "tp+sp") > 1 else []
-        inside = [op for part in parts for op in between_cuts(part.operators) if isinstance(op, Dropout)]
+        drops = (op for part in parts for op in between_cuts(part.operators) if isinstance(op, Dropout))
+        inside = [op for op in drops if not op.path]
         if any(op.of == "hidden" and op.probability for op in inside):
             yield found(site.where)
+
+
+def _statistics_twice(inputs: Inputs) -> Iterator[Finding]:
+    for site in inputs.sites if inputs.model.batch_statistics else ():
+        if site.row.recompute != "none":
+            yield found(site.where, recompute=site.row.recompute)
 
 
 def _own_core(inputs: Inputs) -> Iterator[Finding]:
@@ -130,13 +180,13 @@ FAMILY_RULES: tuple[Rule, ...] = (
         "runtime",
         _family,
         "the runtime does not run 'family: {value}' yet",
-        f"take a model of the family {', '.join(FAMILIES)}, or trace your own decoder",
+        f"take a model of the family {', '.join(FAMILIES)}, or trace your own decoder or network of convolutions",
     ),
     Rule(
         "runtime-family-split",
         "runtime",
         _splits,
-        "the runtime does not run '{split}' with family '{family}' yet",
+        "the runtime does not run '{split}' with {of} '{family}' yet",
         "write 'dp' or 'tp'",
     ),
     Rule(
@@ -154,11 +204,25 @@ FAMILY_RULES: tuple[Rule, ...] = (
         "give the model an attention dropout of 0",
     ),
     Rule(
+        "runtime-family-precision",
+        "runtime",
+        _mixed,
+        "the runtime is not proven with masters beside what it computes with for family '{family}' yet",
+        "write 'compute: fp32', 'reduce: fp32' and 'master: null'",
+    ),
+    Rule(
         "runtime-fused-heads",
         "runtime",
         _fused_heads,
         "queries, keys and values come from one matrix, and its {heads} KV heads are fewer than {ways} tensor ranks",
         "write a tp of {nearest}, or 'dp'",
+    ),
+    Rule(
+        "runtime-statistics-recompute",
+        "runtime",
+        _statistics_twice,
+        "recompute '{recompute}' would add a micro-batch to the running statistics of its batch norms once more",
+        "write 'recompute: none'",
     ),
     Rule(
         "runtime-own-core",
@@ -178,7 +242,7 @@ FAMILY_RULES: tuple[Rule, ...] = (
         "runtime-inner-dropout",
         "runtime",
         _dropped_between,
-        "the runtime does not draw dropout between matrices that tp cuts yet",
+        "the runtime does not draw dropout that is called as a function between matrices that tp cuts yet",
         "write 'dp', or give that dropout a probability of 0",
     ),
 )

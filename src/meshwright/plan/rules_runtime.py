@@ -8,6 +8,8 @@ from meshwright.plan.numbers import show_mesh
 from meshwright.plan.ranks import format_ranks
 from meshwright.plan.rule import Finding, Inputs, Rule, found
 from meshwright.plan.rules_families import FAMILIES, FAMILY_RULES
+from meshwright.plan.rules_losses import LOSS_RULES
+from meshwright.plan.rules_sides import SIDE_RULES
 from meshwright.plan.sites import Site
 from meshwright.plan.spec import STATES, Offload, Save
 from meshwright.plan.words import Schedule
@@ -20,11 +22,9 @@ _HALVES = ("zb-h1", "zbv", "dualpipev")
 
 PROVEN: dict[str, tuple[object, ...]] = {
     "plan.schedule": get_args(Schedule),
-    "recipe.precision.compute": ("fp32", "fp64"),
+    "recipe.precision.compute": ("fp32", "fp64", "bf16"),
     "recipe.precision.matmul": (None,),
-    "recipe.optimizer.name": ("adamw", "sgd"),
-    "recipe.loss.kind": ("causal_lm",),
-    "recipe.loss.chunks": (1,),
+    "recipe.optimizer.name": ("adamw", "sgd", "lion", "adafactor", "muon"),
 }
 """A field of the inputs, by its path → the values that are proven."""
 
@@ -49,27 +49,36 @@ def _setting(name: str, field: str, fix: str = "") -> Rule:
 SETTINGS: tuple[Rule, ...] = (
     _setting("runtime-compute", "recipe.precision.compute"),
     _setting("runtime-matmul", "recipe.precision.matmul", fix="remove it"),
-    _setting("runtime-optimizer", "recipe.optimizer.name"),
-    _setting("runtime-loss", "recipe.loss.kind"),
-    _setting("runtime-chunks", "recipe.loss.chunks"),
 )
+
+
+_MIXED = ("bf16", "fp32", "fp32")
+"""What is computed with, what gradients add up and are reduced in, what the optimizer steps."""
 
 
 def _one_dtype(inputs: Inputs) -> Iterator[Finding]:
     precision = inputs.recipe.precision
-    if precision.compute not in PROVEN["recipe.precision.compute"]:
-        return
-    if precision.reduce != precision.compute or precision.master not in (None, precision.compute):
-        yield found(
-            "recipe.precision",
-            compute=precision.compute,
-            reduce=precision.reduce,
-            master=precision.master or "none",
-        )
+    compute, reduce, master = precision.compute, precision.reduce, precision.master
+    one = compute != "bf16" and reduce == compute and master in (None, compute)
+    if compute in PROVEN["recipe.precision.compute"] and not one and (compute, reduce, master) != _MIXED:
+        wide = "fp32" if compute == "bf16" else compute
+        fix = f"write 'reduce: {wide}' and 'master: {'fp32' if compute == 'bf16' else 'null'}'"
+        yield found("recipe.precision", compute=compute, reduce=reduce, master=master or "none", fix=fix)
+
+
+def _mixed_halves(inputs: Inputs) -> Iterator[Finding]:
+    if inputs.recipe.precision.mixed and inputs.plan.schedule in _HALVES:
+        yield found("recipe.precision", schedule=inputs.plan.schedule)
+
+
+def _mixed_chunks(inputs: Inputs) -> Iterator[Finding]:
+    if inputs.recipe.precision.mixed and inputs.recipe.loss.chunks > 1:
+        yield found("recipe.loss.chunks", chunks=inputs.recipe.loss.chunks)
 
 
 def _moments_of_another_dtype(inputs: Inputs) -> Iterator[Finding]:
-    state, compute = inputs.recipe.optimizer.state, inputs.recipe.precision.compute
+    precision = inputs.recipe.precision
+    state, compute = inputs.recipe.optimizer.state, precision.master or precision.compute
     if not inputs.recipe.optimizer.keeps_nothing and state != compute:
         yield found("recipe.optimizer.state", state=state, compute=compute)
 
@@ -99,17 +108,27 @@ def _recomputed_halves(inputs: Inputs) -> Iterator[Finding]:
             yield found(site.where, schedule=inputs.plan.schedule)
 
 
-def _unproven_split(inputs: Inputs) -> Iterator[Finding]:
-    for site in inputs.sites:
-        for split in dict.fromkeys(role.split for role in site.row.roles.values()):
-            if split not in PROVEN_SPLITS:
-                yield found(site.where, split=split)
-
-
 def _part_rows(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites:
-        if site.row.part is not None:
+        if site.row.part is not None and not all(part.experts for held in site.held for part in held.parts):
             yield found(site.where, part=site.row.part)
+
+
+def _cut_experts(inputs: Inputs) -> Iterator[Finding]:
+    for site in inputs.sites:
+        cut = next((role.split for role in site.row.roles.values() if role.split in ("tp", "tp+sp")), None)
+        spread = [part.name for held in site.held for part in held.parts if part.experts]
+        if cut and spread and site.row.part is None:
+            yield found(site.where, split=cut, part=spread[0])
+
+
+def _experts_recompute(inputs: Inputs) -> Iterator[Finding]:
+    wholes = {(site.stage, name): site.row for site in inputs.sites if site.row.part is None for name in site.names}
+    for site in inputs.sites:
+        unlike = (wholes.get((site.stage, name)) for name in site.names if site.row.part is not None)
+        row = next((row for row in unlike if row is not None and row.recompute != site.row.recompute), None)
+        if row is not None:
+            yield found(site.where, part=site.row.part, wanted=row.recompute)
 
 
 def _recompute(inputs: Inputs) -> Iterator[Finding]:
@@ -165,8 +184,9 @@ def _ties_gathered_twice(inputs: Inputs) -> Iterator[Finding]:
     sites = {name: site for site in inputs.sites if site.row.part is None for name in site.names}
     for owner, copies in inputs.model.tied_layers:
         for one, other in ((sites[owner], sites[copy]) for copy in copies if owner in sites and copy in sites):
-            if one.on == other.on and one.stage != other.stage and one.row.state:
-                yield found(other.where, owner=owner, stage=one.stage, state=one.row.state)
+            kept = one.row.state or ("master" if inputs.recipe.precision.mixed else None)
+            if one.on == other.on and one.stage != other.stage and kept:
+                yield found(other.where, owner=owner, stage=one.stage, state=kept)
 
 
 def _kernels_of_another(inputs: Inputs) -> Iterator[Finding]:
@@ -231,18 +251,25 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         "write 'recompute: selective', or none",
     ),
     Rule(
-        "runtime-split",
-        "runtime",
-        _unproven_split,
-        "the runtime does not run '{split}' yet",
-        "write 'dp'",
-    ),
-    Rule(
         "runtime-part",
         "runtime",
         _part_rows,
-        "the runtime does not give part '{part}' roles of its own yet",
+        "the runtime gives routed experts roles of their own, and not part '{part}' yet",
         "remove the row",
+    ),
+    Rule(
+        "runtime-experts-cut",
+        "runtime",
+        _cut_experts,
+        "the runtime does not cut experts by '{split}' yet",
+        "add a row with 'part: {part}', and 'ep' or 'dp' on that axis",
+    ),
+    Rule(
+        "runtime-experts-recompute",
+        "runtime",
+        _experts_recompute,
+        "the runtime recomputes part '{part}' as the rest of its layer",
+        "write 'recompute: {wanted}'",
     ),
     Rule(
         "runtime-recompute",
@@ -304,7 +331,9 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         "remove '{state}' from both",
     ),
     *FAMILY_RULES,
+    *SIDE_RULES,
     *SETTINGS,
+    *LOSS_RULES,
     Rule(
         "runtime-kernels",
         "runtime",
@@ -349,8 +378,23 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         "runtime-one-dtype",
         "runtime",
         _one_dtype,
-        "the runtime computes, reduces and steps in one dtype, and the recipe has {compute}, {reduce} and {master}",
-        "write 'reduce: {compute}' and 'master: null'",
+        "the runtime computes, reduces and steps in one dtype, or in bf16, fp32 and fp32, and the recipe has "
+        "{compute}, {reduce} and {master}",
+        "{fix}",
+    ),
+    Rule(
+        "runtime-mixed-chunks",
+        "runtime",
+        _mixed_chunks,
+        "a loss in {chunks} pieces is not proven with masters beside what is computed with",
+        "write 'chunks: 1'",
+    ),
+    Rule(
+        "runtime-mixed-halves",
+        "runtime",
+        _mixed_halves,
+        "'{schedule}' cuts backwards in halves, and FSDP2, which casts parameters, lets go of them after the first",
+        "write 'schedule: 1f1b'",
     ),
     Rule(
         "runtime-moments",

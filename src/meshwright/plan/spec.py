@@ -187,8 +187,8 @@ class Execution(Record):
     overlap: tuple[Overlap, ...] = ("gathers", "gradients", "context")
     """What runs beside computing, where the backend can: gathers and reductions of sharded parameters, reductions of
     gradients once a step, a ring's next keys and values beside the attention to those at hand, pieces of
-    tensor-parallel exchanges, or whole ones of inputs' gradients beside products for the weights', and what one
-    micro-batch sends to experts beside another, where the schedule pairs them.
+    tensor-parallel exchanges, or in backward whole ones of a matrix beside its products that need them not, and what
+    one micro-batch sends to experts beside another, where the schedule pairs them.
     """
     dispatch: Literal["copies", "nodes"] = "copies"
     """What travels to experts: a copy of a position for each that it chose, or one for each node that has some, and

@@ -5,19 +5,50 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from meshwright.runtime.mesh import Peers
-from meshwright.runtime.shard import Layout, local_part
+from meshwright.runtime.shard import SUMMED, Layout, local_part
 
 
 def sum_replicas(module: nn.Module, layouts: Mapping[str, Layout], bucket_mib: float) -> None:
-    """All-reduce, layer by layer in buckets, the gradients of what several ranks hold whole."""
-    for peers, gradients in _by_unit(module, layouts):
-        for bucket in _buckets(gradients, bucket_mib * 2**20):
-            flat = peers.all_reduce(torch.cat([gradient.reshape(-1) for gradient in bucket]))
-            sizes = [gradient.numel() for gradient in bucket]
-            for gradient, summed in zip(bucket, torch.split(flat, sizes), strict=True):
-                gradient.copy_(summed.view_as(gradient))
+    """All-reduce, layer by layer in buckets, the gradients of what several ranks hold whole. All that do not wait for
+    each other are under way together.
+    """
+    for why in SUMMED:
+        waiting = [
+            (_joined(bucket), bucket, peers)
+            for peers, parameters in _by_unit(module, layouts, why)
+            for bucket in _buckets(parameters, bucket_mib * 2**20)
+        ]
+        under_way = [peers.start_all_reduce(flat) for flat, _, peers in waiting]
+        for work, (flat, bucket, _) in zip(under_way, waiting, strict=True):
+            work.wait()
+            _take_back(bucket, flat)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return local_part(parameter.grad)
+
+
+def _joined(bucket: list[nn.Parameter]) -> Tensor:
+    """A bucket's gradients one after the other; where no state shards a parameter, its gradient lies there from now
+    on.
+    """
+    flats = [_gradient(parameter).reshape(-1) for parameter in bucket]
+    flat = torch.cat(flats) if len(flats) > 1 else flats[0]
+    for parameter, part in zip(bucket, torch.split(flat, [each.numel() for each in flats]), strict=True):
+        if not isinstance(parameter.grad, DTensor):
+            parameter.grad = part.view_as(parameter)
+    return flat
+
+
+def _take_back(bucket: list[nn.Parameter], flat: Tensor) -> None:
+    sizes = [_gradient(parameter).numel() for parameter in bucket]
+    for parameter, part in zip(bucket, torch.split(flat, sizes), strict=True):
+        if isinstance(parameter.grad, DTensor):
+            _gradient(parameter).copy_(part.view_as(_gradient(parameter)))
 
 
 def sum_tied(module: nn.Module, layouts: Mapping[str, Layout]) -> None:
@@ -50,28 +81,27 @@ def add_back(module: nn.Module, before: Mapping[str, Tensor]) -> None:
         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
-def _by_unit(module: nn.Module, layouts: Mapping[str, Layout]) -> Iterable[tuple[Peers, list[Tensor]]]:
-    """The gradients to sum, for each unit and group of replicas, in the order of the layouts (the same on every
-    rank).
+def _by_unit(module: nn.Module, layouts: Mapping[str, Layout], why: str) -> Iterable[tuple[Peers, list[nn.Parameter]]]:
+    """The parameters whose gradients to sum for one reason, by unit and group, in the order of the layouts (the same on
+    every rank).
     """
-    found: dict[tuple[str, str, tuple[int, ...]], tuple[Peers, list[Tensor]]] = {}
+    found: dict[tuple[str, tuple[int, ...]], tuple[Peers, list[nn.Parameter]]] = {}
     for name, layout in layouts.items():
-        gradient = module.get_parameter(name).grad
-        if gradient is None:
-            continue
-        for why, peers in layout.summed:
-            found.setdefault((layout.unit, why, peers.ranks), (peers, []))[1].append(local_part(gradient))
+        parameter, peers = module.get_parameter(name), dict(layout.summed).get(why)
+        if parameter.grad is not None and peers is not None:
+            found.setdefault((layout.unit, peers.ranks), (peers, []))[1].append(parameter)
     return found.values()
 
 
-def _buckets(gradients: list[Tensor], limit: float) -> Iterable[list[Tensor]]:
-    bucket: list[Tensor] = []
+def _buckets(parameters: list[nn.Parameter], limit: float) -> Iterable[list[nn.Parameter]]:
+    bucket: list[nn.Parameter] = []
     size = 0
-    for gradient in gradients:
-        if bucket and (size + gradient.nbytes > limit or gradient.dtype != bucket[0].dtype):
+    for parameter in parameters:
+        gradient = _gradient(parameter)
+        if bucket and (size + gradient.nbytes > limit or gradient.dtype != _gradient(bucket[0]).dtype):
             yield bucket
             bucket, size = [], 0
-        bucket.append(gradient)
+        bucket.append(parameter)
         size += gradient.nbytes
     if bucket:
         yield bucket
@@ -81,15 +111,15 @@ def global_norm(module: nn.Module, layouts: Mapping[str, Layout]) -> Tensor:
     """The 2-norm of all gradients, each number counted once however many ranks hold it: one all-reduce of one
     number.
     """
-    square = torch.zeros((), dtype=torch.float64)
+    device = next(module.parameters()).device
+    square = torch.zeros((), dtype=torch.float64, device=device)
     for name, layout in layouts.items():
         gradient = module.get_parameter(name).grad
         if gradient is not None:
-            square = square + local_part(gradient).to(torch.float64).square().sum().cpu() / layout.copies
-    device = next(module.parameters()).device
-    total = square.to(device)
-    dist.all_reduce(total)
-    return total.sqrt()
+            norm = torch.linalg.vector_norm(local_part(gradient))
+            square = square + norm.to(torch.float64).square() / layout.copies
+    dist.all_reduce(square)
+    return square.sqrt()
 
 
 def clip_by_norm(module: nn.Module, norm: Tensor, max_norm: float) -> None:

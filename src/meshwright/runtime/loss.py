@@ -1,5 +1,8 @@
-"""The loss: cross entropy of the next token, in float32 or wider, on logits that may be cut over the vocabulary."""
+"""The loss: cross entropy summed over what counts, in float32 or wider, on logits that may be cut over the
+vocabulary.
+"""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,20 +21,35 @@ def next_token_labels(labels: Tensor) -> Tensor:
     return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
-def count_tokens(labels: Tensor) -> int:
-    """How many tokens of `next_token_labels` count."""
-    return int((next_token_labels(labels) != IGNORED).sum())
+def as_given(labels: Tensor) -> Tensor:
+    """Labels that stand where the model's values do."""
+    return labels
+
+
+TARGETS: dict[str, Callable[[Tensor], Tensor]] = {
+    "causal_lm": next_token_labels,
+    "masked_lm": as_given,
+    "seq2seq": as_given,
+    "classification": as_given,
+}
+"""The recipe's kinds of loss → what labels become: what each value that the model puts out should be [samples, length],
+of a classification [samples].
+"""
+
+
+def count_tokens(targets: Tensor) -> int:
+    """How many targets count: of a classification samples."""
+    return int((targets != IGNORED).sum())
 
 
 def token_loss(logits: Tensor, targets: Tensor, vocabulary: Peers | None = None, size: int | None = None) -> Tensor:
     """Summed cross entropy.
 
-    `logits` [samples, length, vocabulary or this rank's slice of it], `targets` [samples, length], of
-    `next_token_labels`. Divide by `count_tokens` of the whole global batch. `size` is that of the vocabulary, where
-    slices are filled up to be equal.
+    `logits` [..., vocabulary or this rank's slice of it], `targets` [...], of `TARGETS`. Divide by `count_tokens` of
+    the whole global batch. `size` is that of the vocabulary, where slices are filled up to be equal.
     """
     targets = targets.flatten()
-    wide = logits.flatten(0, 1)
+    wide = logits.flatten(0, -2)
     wide = wide if wide.dtype == torch.float64 else wide.float()
     if vocabulary is None:
         return functional.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")

@@ -52,6 +52,14 @@ class ProcessGroups:
         mine = next((ranks for ranks in everyone if self.rank in ranks), ())
         return Peers(mine, mine.index(self.rank), *self._made.handles[frozenset(mine)]) if len(mine) > 1 else None
 
+    def alone(self) -> "Peers":
+        """This rank by itself, in a group that no other rank needs to know of."""
+        mine = (self.rank,)
+        if frozenset(mine) not in self._made.handles:
+            handle = dist.new_group(list(mine), use_local_synchronization=True)
+            self._made.handles[frozenset(mine)] = handle, mine
+        return Peers(mine, 0, *self._made.handles[frozenset(mine)])
+
     def mesh(self, peers: "Peers", device_type: str) -> DeviceMesh:
         """The one-dimensional DeviceMesh of a process group, as FSDP2 wants it."""
         if peers.order not in self._made.meshes:
@@ -118,6 +126,12 @@ class Peers:
         dist.all_reduce(tensor, op=op, group=self.handle)
         return tensor
 
+    def start_all_reduce(self, tensor: torch.Tensor) -> dist.Work:
+        """Begin to sum in place over the group; it is done when the result was waited for."""
+        work: dist.Work | None = dist.all_reduce(tensor, group=self.handle, async_op=True)
+        assert work is not None, "this rank is a member"
+        return work
+
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor, of equal shapes, in mesh order."""
         pieces = [torch.empty_like(tensor) for _ in self.ranks]
@@ -137,6 +151,15 @@ class Peers:
         received = torch.empty_like(flat)
         dist.all_to_all_single(received, flat, group=self.handle)
         return self._to_mesh(list(received))
+
+    def send_rows(self, rows: torch.Tensor, leaving: Sequence[int], coming: Sequence[int]) -> torch.Tensor:
+        """Send runs of rows [n, ...], `leaving[i]` of them to the i-th of the group; the rows that came, of which the
+        i-th sent `coming[i]`, in mesh order.
+        """
+        out, into = torch.cat(self._to_group(torch.split(rows, list(leaving)))), self._to_group(coming)
+        received = rows.new_empty((sum(into), *rows.shape[1:]))
+        dist.all_to_all_single(received, out, into, self._to_group(leaving), group=self.handle)
+        return torch.cat(self._to_mesh(torch.split(received, into)))
 
     def pass_on(self, tensor: torch.Tensor) -> "Callable[[], torch.Tensor]":
         """Send a contiguous tensor to the next of the group, the last one's to the first. What the one before sent is

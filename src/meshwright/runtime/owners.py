@@ -39,9 +39,9 @@ _PIECE = 2**20  # numbers at a time, so that the check needs little memory
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
-def check_dtypes(module: nn.Module, compute: str) -> None:
-    """Raises PlanError where a parameter has another dtype than the recipe's `compute`, or no values where others have
-    some.
+def check_dtypes(module: nn.Module, resting: torch.dtype) -> None:
+    """Raises PlanError where a parameter has another dtype than the one that the recipe keeps parameters in, or no
+    values where others have some.
     """
     named = dict(module.named_parameters())
     bare = [name for name, parameter in named.items() if parameter.is_meta]
@@ -50,10 +50,8 @@ def check_dtypes(module: nn.Module, compute: str) -> None:
             f"parameter '{bare[0]}' has no values (it is on meta), and others have: build the module on one device"
         )
     for name, parameter in named.items():
-        if parameter.dtype != DTYPES[compute]:
-            raise PlanError(
-                f"parameter '{name}' is {parameter.dtype}, and the recipe computes in {compute}: convert one"
-            )
+        if parameter.dtype != resting:
+            raise PlanError(f"parameter '{name}' is {parameter.dtype}, and the recipe keeps {resting}: convert one")
 
 
 def check_values(module: nn.Module, seed: int, device: torch.device) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from meshwright.errors import PlanError
+from meshwright.runtime.batch import Feed
 from meshwright.runtime.gradients import add_back, clip_by_norm, global_norm, set_aside, sum_replicas, sum_tied
-from meshwright.runtime.loss import IGNORED, count_tokens
 from meshwright.runtime.names import Names
 from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.place import Place
@@ -35,51 +35,90 @@ class ParallelModel:
         self.plan = place.inputs.plan
         self.names = tuple(names.shapes)
         """Every parameter's name in the untouched module; of a tied one the first."""
-        self._pipeline, self._names = pipeline, names
+        self._pipeline, self._names, self._standing = pipeline, names, pipeline.standing
+        self._feed = Feed(module, place, pipeline.sequence)
         self._held = {layout.name: name for name, layout in layouts.items()}
 
     def parameter_groups(self) -> list[dict[str, list[nn.Parameter]]]:
-        """This rank's parts of the parameters, for an optimizer: what FSDP2 shards apart from what it does not, since
-        torch's fused and foreach optimizers take no mixture.
+        """This rank's parts of the parameters, for an optimizer: what FSDP2 shards apart from what it does not, and by
+        whom, since torch's fused and foreach optimizers take no mixture. They are in the recipe's `master`, if any.
         """
-        kinds: dict[bool, list[nn.Parameter]] = {}
+        kinds: dict[DeviceMesh | None, list[nn.Parameter]] = {}
         for parameter in self.module.parameters():
-            kinds.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            kinds.setdefault(mesh, []).append(parameter)
         return [{"params": parameters} for parameters in kinds.values()]
 
     def forward_backward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One step's loss and gradients.
 
-        `batch` is the whole global batch, the same on every rank: `input_ids` and `labels` [global batch, length],
-        and what else the module's forward takes with a row for each sample (`attention_mask`), where all layers
-        divide the samples alike: the model makes of it what it passes to every layer. Returns the mean loss over all
-        tokens that count, a float64 number, the same on every rank. Gradients are then ready for `clip_grad_norm_`
-        and the optimizer.
+        `batch` is the whole global batch, the same on every rank: `input_ids` [global batch, length] (or what else
+        the module takes first: `pixel_values`, `input_features`) and `labels`: tokens [global batch, length] by the
+        recipe's `loss.kind`, of a classification [global batch]; -100 where none counts. And what else the module's
+        forward takes with a row for each sample (`attention_mask`), where all layers divide the samples alike: the
+        model makes of it what it passes to every layer. `decoder_input_ids` that are not given are made of the labels,
+        as transformers does. Returns the mean loss over all that counts, a float64 number, the same on every rank.
+        Gradients are then ready for `clip_grad_norm_` and the optimizer. Raises PlanError for a batch that does not
+        fit.
         """
-        self._check_batch(batch)
-        tokens = max(count_tokens(batch["labels"]), 1)
+        prepared = self._feed.prepare(batch)
         before = set_aside(self.module, self.layouts)
-        loss = self._pipeline.run(batch, tokens)
-        sum_replicas(self.module, self.layouts, self.plan.execution.bucket_mib)
-        sum_tied(self.module, self.layouts)
+        loss = self._pipeline.run(prepared)
+        with self._standing.at("summing gradients over replicas"):
+            sum_replicas(self.module, self.layouts, self.plan.execution.bucket_mib)
+            sum_tied(self.module, self.layouts)
         add_back(self.module, before)
         self._pipeline.counter.step += 1
         return self._told(loss).cpu()
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a batch as `forward_backward` gives it, without gradients and without dropout."""
+        prepared = self._feed.prepare(batch)
+        views = [self.module, *(stage.module for stage in self._pipeline.stages.values())]
+        before = [view.training for view in views]
+        try:
+            for view in views:
+                view.eval()
+            loss = self._pipeline.evaluate(prepared)
+        finally:
+            for view, trains in zip(views, before, strict=True):
+                view.train(trains)
+        return self._told(loss).cpu()
+
+    @property
+    def step(self) -> int:
+        """Steps that were taken: what dropout is drawn from, besides the seed. A run that goes on sets it."""
+        return self._pipeline.counter.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._pipeline.counter.step = step
+
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Every parameter's whole shape, by its name in the untouched module; of a tied one the first."""
+        return self._names.shapes
+
+    def gradient_norm(self) -> Tensor:
+        """The 2-norm of the gradients over all ranks, each number counted once."""
+        with self._standing.at("measuring the gradients' norm"):
+            return global_norm(self.module, self.layouts)
 
     def _told(self, loss: Tensor) -> Tensor:
         """The loss of all samples, on every rank: summed where the last stage is, then told to the other groups."""
         last = self.place.placed[-1]
         peers = self.place.peers(last, "gradient")
-        if peers is not None:
-            peers.all_reduce(loss)
-        if len(self.place.groups) > 1:
-            teller = self.place.groups[last.group].devices[0]
-            dist.all_reduce(loss if self.place.processes.rank == teller else loss.zero_())
+        with self._standing.at("telling the loss"):
+            if peers is not None:
+                peers.all_reduce(loss)
+            if len(self.place.groups) > 1:
+                teller = self.place.groups[last.group].devices[0]
+                dist.all_reduce(loss if self.place.processes.rank == teller else loss.zero_())
         return loss
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients down to a global norm of `max_norm`. Returns the norm before, over all ranks."""
-        norm = global_norm(self.module, self.layouts)
+        norm = self.gradient_norm()
         clip_by_norm(self.module, norm, max_norm)
         return norm
 
@@ -107,38 +146,3 @@ class ParallelModel:
             owner = next(each for each in self.place.placed if each.layer == self._names.layers[own][0])
             dist.broadcast(whole, self.place.groups[owner.group].devices[0])
         return whole
-
-    def _check_batch(self, batch: Mapping[str, Tensor]) -> None:
-        for name in ("input_ids", "labels"):
-            if name not in batch:
-                raise PlanError(f"the batch has no '{name}'; it has: {', '.join(sorted(batch)) or 'nothing'}")
-        self._check_others(sorted(batch.keys() - {"input_ids", "labels"}), batch["input_ids"].shape[1])
-        wanted = self.plan.recipe.global_batch
-        for name, tensor in batch.items():
-            if tensor.shape[0] != wanted:
-                raise PlanError(f"batch['{name}'] has {tensor.shape[0]} samples; the plan's global batch is {wanted}")
-        self._check_tokens("input_ids", batch["input_ids"])
-        self._check_tokens("labels", batch["labels"][batch["labels"] != IGNORED])
-
-    def _check_others(self, others: list[str], length: int) -> None:
-        """What else the module takes, and its length, which every layer's part must fit."""
-        unlike, sequence = self.place.unlike_the_first, self._pipeline.sequence
-        unknown = [name for name in others if name != "attention_mask"]
-        if sequence is not None and unknown:
-            raise PlanError(f"batch['{unknown[0]}'] cannot be divided by positions; leave it out")
-        if sequence is not None and length % sequence.unit:
-            raise PlanError(f"batch['input_ids'] has {length} positions; the plan wants multiples of {sequence.unit}")
-        if others and unlike and sequence is None:
-            raise PlanError(
-                f"batch['{others[0]}'] is one input for all layers, but '{unlike[0]}' divides the samples "
-                f"otherwise than '{unlike[1]}'; pack the samples so that none is needed, or give all "
-                "layers the same dp axes"
-            )
-
-    def _check_tokens(self, name: str, tokens: Tensor) -> None:
-        """A token that no rank holds would be a silent zero under a split vocabulary."""
-        least, most = (int(each) for each in tokens.aminmax()) if tokens.numel() else (0, 0)
-        rows = self.place.inputs.model.vocabulary
-        if rows is not None and not 0 <= least <= most < rows:
-            wrong = least if least < 0 else most
-            raise PlanError(f"batch['{name}'] has the token {wrong}; the model's vocabulary is 0 to {rows - 1}")

@@ -6,6 +6,7 @@ counter; recompute; shard what a state shards (FSDP2); note how every parameter 
 """
 
 import logging
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,14 +15,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 from meshwright.errors import PlanError
+from meshwright.model.spec import Layer
 from meshwright.plan.groups import tied_ranks
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.spec import Placed
 from meshwright.runtime.attention import install_attention
+from meshwright.runtime.batch_norm import share_statistics
 from meshwright.runtime.build import Builder, device_of
 from meshwright.runtime.copies import ReduceAndSlice
+from meshwright.runtime.dropout import check_drawn, draw_dropout
+from meshwright.runtime.experts import check_routers, spread_experts
+from meshwright.runtime.failure import Standing
+from meshwright.runtime.head import head_loss
 from meshwright.runtime.initial import InitialValues
 from meshwright.runtime.mesh import Peers, ProcessGroups
 from meshwright.runtime.names import Names
@@ -29,14 +37,15 @@ from meshwright.runtime.owners import check_dtypes, check_values, parameter_owne
 from meshwright.runtime.parallel_model import ParallelModel
 from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.place import Place
-from meshwright.runtime.randomness import Counter, draw_calls, install_dropout
+from meshwright.runtime.precision import mixed_policy, resting_dtype
+from meshwright.runtime.randomness import Counter
 from meshwright.runtime.recompute import recompute_layer
 from meshwright.runtime.redistribute import Move, moved
 from meshwright.runtime.sequence import Sequence
 from meshwright.runtime.shard import Cut, Layout
-from meshwright.runtime.split import dropout_calls, norms_of_heads, split_layer
+from meshwright.runtime.split import SplitParameter, norms_of_heads, split_layer
 from meshwright.runtime.split_check import SplitCheck
-from meshwright.runtime.stage import StageModule, Unit, keep_layers, view_of_layers
+from meshwright.runtime.stage import Gate, StageModule, Unit, keep_layers, view_of_layers
 from meshwright.runtime.timetable import backward_follows_at_once
 from meshwright.runtime.together import on_every_rank
 
@@ -77,12 +86,18 @@ def parallelize(module: nn.Module, inputs: Inputs) -> ParallelModel:
     _hand_over(module, place)
     if sequence.is_needed:
         _follow_the_sequence(module, place, sequence, counter)
-    _draw_dropout(module, place, sequence, counter)
+    draw_dropout(module, place, sequence, counter)
+    _share_statistics(module, place)
     _recompute(module, place)
+    loss = head_loss(module, place)
     layouts = _layouts(place, names, {name: cuts.get(id(each)) for name, each in module.named_parameters()})
     builder.lay_out(module, layouts)
     stages = {number: _stage(view, place, number, builder) for number, view in views.items()}
-    pipeline = Pipeline(place, stages, counter, sequence if sequence.is_needed else None)
+    standing = Standing(place)
+    for placed in place.here:
+        standing.follow(module, place, placed)
+    needed = sequence if sequence.is_needed else None
+    pipeline = Pipeline(place, stages, counter, needed, loss=loss, standing=standing)
     return ParallelModel(module, place, layouts, pipeline, names)
 
 
@@ -95,7 +110,9 @@ def _check(module: nn.Module, inputs: Inputs) -> None:
     if getattr(module, _UNDER_A_PLAN, False):
         raise PlanError("this module is under a plan already: build a new one for another plan")
     parameter_owners(module, inputs.model)
-    check_dtypes(module, inputs.recipe.precision.compute)
+    check_dtypes(module, resting_dtype(inputs.recipe.precision))
+    check_routers(module)
+    check_drawn(module)
     for problem in problems:
         if problem.scope == "runtime" and dist.get_rank() == 0:
             _log.warning("%s", problem)
@@ -118,7 +135,8 @@ def _check_attention(module: nn.Module, place: Place) -> None:
             "the model with attn_implementation='sdpa', or write 'recompute: full'"
         )
     unlike = place.unlike_the_first
-    if unlike is not None and kind not in (None, "sdpa"):
+    attends = any(place.inputs.model.attentions(placed.layer) for placed in place.placed)
+    if unlike is not None and attends and kind not in (None, "sdpa"):
         raise PlanError(
             f"attention '{kind}' gets one mask for all layers, but '{unlike[0]}' divides the samples otherwise than "
             f"'{unlike[1]}'; build the model with attn_implementation='sdpa', or give all layers the same dp axes"
@@ -126,17 +144,30 @@ def _check_attention(module: nn.Module, place: Place) -> None:
 
 
 def _split(module: nn.Module, place: Place) -> list[tuple[nn.Parameter, Cut]]:
-    """Cut what tensor parallelism splits; a tied parameter once."""
+    """Cut what tensor parallelism splits and what experts spread; a tied parameter once."""
     replaced: dict[int, tuple[nn.Parameter, nn.Parameter, Cut]] = {}
     for placed in place.here:
-        ranks = place.tensor_ranks(placed)
-        for found in split_layer(module, place.layer(placed), ranks) if ranks else ():
+        for found in _to_cut(module, place, placed):
             old: nn.Parameter = getattr(found.module, found.attribute)
             if id(old) not in replaced:
                 part = found.cut.take(old.detach(), f"{found.path}.{found.attribute}")
                 replaced[id(old)] = (old, nn.Parameter(part, requires_grad=old.requires_grad), found.cut)
             setattr(found.module, found.attribute, replaced[id(old)][1])
+    for inner in module.modules():  # the same parameter under other names
+        for attribute, parameter in inner._parameters.items():
+            if id(parameter) in replaced:
+                setattr(inner, attribute, replaced[id(parameter)][1])
     return [(new, cut) for _, new, cut in replaced.values()]
+
+
+def _to_cut(module: nn.Module, place: Place, placed: Placed) -> Iterator[SplitParameter]:
+    """What is to be cut of a layer."""
+    ranks = place.tensor_ranks(placed)
+    if ranks is not None:
+        yield from split_layer(module, place.layer(placed), ranks)
+    for path, own in place.apart(placed).items():
+        sharing = place.sharing_positions(placed, own)
+        yield from spread_experts(module.get_submodule(path), path, place.peers(own, "expert"), sharing)
 
 
 def _hand_over(module: nn.Module, place: Place) -> None:
@@ -175,17 +206,12 @@ def _follow_the_sequence(module: nn.Module, place: Place, sequence: Sequence, co
         sequence.install(module, placed)
 
 
-def _draw_dropout(module: nn.Module, place: Place, sequence: Sequence, counter: Counter) -> None:
+def _share_statistics(module: nn.Module, place: Place) -> None:
     for placed in place.here:
-        layer = place.layer(placed)
-        of_calls = dropout_calls(layer)
-        for path in layer.modules:
-            for name, inner in module.get_submodule(path).named_modules(prefix=path):
-                if isinstance(inner, nn.Dropout) and name not in of_calls:
-                    some = partial(sequence.between, placed)
-                    install_dropout(inner, name, counter, partial(place.first_sample, placed), some)
-            if of_calls:
-                draw_calls(module.get_submodule(path), path, counter, partial(place.held, placed))
+        peers = place.batch_ranks(placed) if place.inputs.model.batch_statistics else None
+        if peers is not None:
+            for path in place.layer(placed).modules:
+                share_statistics(module.get_submodule(path), peers)
 
 
 def _views(module: nn.Module, place: Place) -> dict[int, nn.Module]:
@@ -203,8 +229,11 @@ def _views(module: nn.Module, place: Place) -> dict[int, nn.Module]:
 def _stage(module: nn.Module, place: Place, number: int, builder: Builder) -> StageModule:
     units = _shard(module, place, place.of_stage(number), builder)
 
-    def entrance(stage: int) -> nn.Module:
-        return module.get_submodule(place.layer(place.of_stage(stage)[0]).modules[0])
+    def entrance(stage: int) -> Gate:
+        first, before = place.layer(place.of_stage(stage)[0]), place.layer(place.of_stage(stage - 1)[-1])
+        if first.reads:
+            return Gate(module.get_submodule(first.modules[0]))
+        return Gate(module.get_submodule(before.modules[-1]), puts_out=True)  # for those that look at it
 
     last = len(place.inputs.plan.stages) - 1
     return StageModule(
@@ -218,36 +247,66 @@ def _recompute(module: nn.Module, place: Place) -> None:
 
 
 def _shard(module: nn.Module, place: Place, layers: tuple[Placed, ...], builder: Builder) -> list[Unit]:
-    """FSDP2 over each layer's shard group. Layers that share a parameter are gathered and reduced as one. What is on
-    meta gets its values just before it is sharded.
+    """FSDP2 over each layer's shard group. Layers that share a parameter are gathered and reduced as one, experts with
+    a row of their own by themselves. What is on meta gets its values just before it is sharded.
     """
     units: list[Unit] = []
-    stays = backward_follows_at_once(place.inputs.plan)
-    for together in _units(place, layers):
+    for together in _units(place, layers, mixed=place.inputs.recipe.precision.mixed):
         placed = together[-1]
-        peers = place.peers(placed, "shard")
         modules = [module.get_submodule(path) for each in together for path in place.layer(each).modules]
         builder.fill(modules)
-        if peers is None:
-            continue
+        own = {path: each for layer in together for path, each in place.apart(layer).items()}
+        apart = [(module.get_submodule(path), each) for path, each in own.items()]
+        inner = [_unit([experts], place, each, builder, ()) for experts, each in apart]
+        others = [parameter for experts, _ in apart for parameter in experts.parameters()]
+        names = [pair for each in together for pair in _named_alone(module, place.layer(each))]
         modules = [each for each in modules if any(True for _ in each.parameters())]
-        again = placed.row.state == "zero3" and not (stays and placed is place.placed[-1])
-        mesh = place.processes.mesh(peers, builder.device.type)
-        fully_shard(modules, mesh=mesh, reshard_after_forward=again)
-        for each in modules[:1]:
-            assert isinstance(each, FSDPModule)
-            # One loss for all ranks: gradients add up. A mean's factor needs PREMUL_SUM, which gloo lacks.
-            each.set_force_sum_reduction_for_comms(True)
-            each.set_gradient_divide_factor(1.0)
-            if placed.row.axes("copy"):
-                each.set_custom_reduce_scatter(ReduceAndSlice(peers, place.reducing(placed)))
-            units.append(Unit(each, str(placed.row.state)))
+        modules = [each for each in modules if all(each is not one for one, _ in names)]
+        units += [unit for unit in (_unit(modules, place, placed, builder, others), *inner) if unit is not None]
+        for one, same in names:
+            one.weight = same.weight
     builder.fill([module])  # what is no layer's: rotary tables, places of positions
     _prefetch([unit.module for unit in units], place.inputs.plan.execution.prefetch)
     if units:
         # A root of its own without parameters: FSDP2 wants one above a unit of several modules.
+        mesh = next(each.device_mesh for each in module.parameters() if isinstance(each, DTensor))
         fully_shard(module, mesh=mesh, ignored_params=set(module.parameters()))
     return units
+
+
+def _named_alone(module: nn.Module, layer: Layer) -> list[tuple[nn.Module, nn.Module]]:
+    """Embeddings of a layer that only name what its next module looks up (T5's `shared`), each with that module: FSDP2
+    would wait until both have run.
+    """
+    held = [module.get_submodule(path) for path in layer.modules]
+    tables = [each for each in held if isinstance(each, nn.Embedding)]
+    return [(one, same) for one, same in pairwise(tables) if one is not same and one.weight is same.weight]
+
+
+def _unit(
+    modules: list[nn.Module], place: Place, placed: Placed, builder: Builder, others: Iterable[nn.Parameter]
+) -> Unit | None:
+    """What FSDP2 gathers and reduces as one, without the parameters of `others`; none where nothing is sharded or
+    cast.
+    """
+    precision, peers = place.inputs.recipe.precision, place.peers(placed, "shard")
+    if peers is None and precision.mixed:
+        peers = place.processes.alone()
+    if peers is None:
+        return None
+    stays = placed is place.placed[-1] and backward_follows_at_once(place.inputs.plan)
+    mesh = place.processes.mesh(peers, builder.device.type)
+    again = placed.row.state == "zero3" and not stays
+    policy = mixed_policy(precision)
+    fully_shard(modules, mesh=mesh, reshard_after_forward=again, ignored_params=set(others), mp_policy=policy)
+    sharded = modules[0]
+    assert isinstance(sharded, FSDPModule)
+    # One loss for all ranks: gradients add up. A mean's factor needs PREMUL_SUM, which gloo lacks.
+    sharded.set_force_sum_reduction_for_comms(True)
+    sharded.set_gradient_divide_factor(1.0)
+    if placed.row.axes("copy"):
+        sharded.set_custom_reduce_scatter(ReduceAndSlice(peers, place.reducing(placed)))
+    return Unit(sharded, placed.row.state)
 
 
 def _prefetch(sharded: list[FSDPModule], ahead: int) -> None:
@@ -259,13 +318,13 @@ def _prefetch(sharded: list[FSDPModule], ahead: int) -> None:
         unit.set_modules_to_backward_prefetch(before or [unit])
 
 
-def _units(place: Place, layers: tuple[Placed, ...]) -> list[list[Placed]]:
-    """The layers of a stage, those that share a parameter together where a state shards it."""
+def _units(place: Place, layers: tuple[Placed, ...], *, mixed: bool = False) -> list[list[Placed]]:
+    """The layers of a stage, those that share a parameter together where a state shards it, or it is cast."""
     here = {placed.layer for placed in layers}
     joined = {copy: owner for owner, copies in place.inputs.model.tied_layers for copy in copies if owner in here}
     found: dict[str, list[Placed]] = {}
     for placed in layers:
-        name = joined.get(placed.layer, placed.layer) if placed.row.state else placed.layer
+        name = joined.get(placed.layer, placed.layer) if placed.row.state or mixed else placed.layer
         found.setdefault(name, []).append(placed)
     return list(found.values())
 
@@ -281,6 +340,10 @@ def _layouts(place: Place, names: Names, cuts: dict[str, Cut | None]) -> dict[st
         own = names.own[name]
         holders = [by_layer[layer] for layer in names.layers[own]]
         placed = next(each for each in holders if each.group == place.name)
+        unit = unit_of[placed.layer]
+        for path, experts in place.apart(placed).items():
+            if own.startswith(f"{path}."):
+                unit, placed = path, experts
         shard, replica = place.peers(placed, "shard"), place.peers(placed, "replica")
         slices = (cut.slices if cut else 1) * (shard.size if shard else 1)
         copies = place.group.size // slices * len({each.group for each in holders})
@@ -288,9 +351,7 @@ def _layouts(place: Place, names: Names, cuts: dict[str, Cut | None]) -> dict[st
         if name.rpartition(".")[0] in inside:
             partial = place.peers(placed, "tensor")
         copied = place.sharing_heads(placed) if cut is not None and cut.copies > 1 else None
-        layouts[name] = Layout(
-            own, unit_of[placed.layer], cut, shard, replica, copies, _tied(place, holders), partial, copied
-        )
+        layouts[name] = Layout(own, unit, cut, shard, replica, copies, _tied(place, holders), partial, copied)
     return layouts
 
 

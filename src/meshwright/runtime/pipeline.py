@@ -7,19 +7,19 @@ from torch import Tensor
 
 from meshwright.plan.orders import Action, ActionKind
 from meshwright.plan.spec import Placed
+from meshwright.runtime.batch import StepBatch
 from meshwright.runtime.border import Arriving, Border, Posted
-from meshwright.runtime.failure import standing
-from meshwright.runtime.loss import next_token_labels, token_loss
+from meshwright.runtime.failure import Standing
+from meshwright.runtime.head import WholeLoss
+from meshwright.runtime.owners import DTYPES
 from meshwright.runtime.place import Place
 from meshwright.runtime.precision import kept
 from meshwright.runtime.randomness import Counter
 from meshwright.runtime.sequence import Sequence
-from meshwright.runtime.split import cuts_vocabulary
 from meshwright.runtime.stage import StageModule
 from meshwright.runtime.timetable import Edge, Post, Way, edges_of, timetable
 from meshwright.runtime.torch_private import WeightsHalf, backward_for_input, backward_for_weights
 
-Batch = Mapping[str, Tensor]
 Key = tuple[Edge, Way, int]
 """What travels: over which edge, which way, of which micro-batch."""
 _GRADIENTS_UNDER_WAY = 2
@@ -30,9 +30,17 @@ class Pipeline:
     """The stages of this rank with their steps. One stage on one group is a pipeline too."""
 
     def __init__(
-        self, place: Place, stages: Mapping[int, StageModule], counter: Counter, sequence: Sequence | None
+        self,
+        place: Place,
+        stages: Mapping[int, StageModule],
+        counter: Counter,
+        sequence: Sequence | None,
+        *,
+        loss: WholeLoss | None,
+        standing: Standing,
     ) -> None:
-        self.place, self.stages, self.counter, self.sequence = place, stages, counter, sequence
+        self.place, self.stages, self.counter, self.sequence, self.loss = place, stages, counter, sequence, loss
+        self.standing = standing
         self.steps = timetable(place.inputs.plan)[place.name]
         self.borders = {
             edge: Border(place, place.of_stage(edge.source)[-1], place.of_stage(edge.target)[0])
@@ -43,23 +51,37 @@ class Pipeline:
         last = {step.stage: number for number, step in enumerate(self.steps) if isinstance(step, Action)}
         self._ends = set(last.values())
 
-    def run(self, batch: Batch, tokens: int) -> Tensor:
-        """The summed loss of this rank's samples over `tokens`, zero where it does not hold the last stage; gradients
-        are added to those of the parameters.
+    def run(self, batch: StepBatch) -> Tensor:
+        """The summed loss of this rank's samples over the batch's tokens, zero where it does not hold the last stage;
+        gradients are added to those of the parameters.
         """
-        under_way = _UnderWay(self, batch, tokens)
+        under_way = _UnderWay(self, batch)
         for number, step in enumerate(self.steps):
             under_way.do(step, last=number in self._ends)
         under_way.finish()
+        return under_way.loss
+
+    @torch.no_grad()
+    def evaluate(self, batch: StepBatch) -> Tensor:
+        """The same loss without gradients: the forwards of the schedule, with their messages, in its order."""
+        under_way = _UnderWay(self, batch)
+        for step in self.steps:
+            if (step.way if isinstance(step, Post) else step.kind) == "forward":
+                under_way.do(step, last=False)
+        under_way.finish()
+        for stage in self.stages.values():
+            stage.reshard()
         return under_way.loss
 
 
 class _UnderWay:
     """What is alive during one step."""
 
-    def __init__(self, pipeline: Pipeline, batch: Batch, tokens: int) -> None:
-        self._pipeline, self._place, self._batch, self._tokens = pipeline, pipeline.place, batch, tokens
-        self._like = next(parameter for stage in pipeline.stages.values() for parameter in stage.parameters())
+    def __init__(self, pipeline: Pipeline, batch: StepBatch) -> None:
+        self._pipeline, self._place, self._batch = pipeline, pipeline.place, batch
+        held = next(parameter for stage in pipeline.stages.values() for parameter in stage.parameters())
+        dtype = DTYPES[self._place.inputs.recipe.precision.compute]
+        self._like = torch.empty(0, dtype=dtype, device=held.device)  # as activations are
         self.loss = torch.zeros((), dtype=torch.float64, device=self._like.device)
         self._live: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         self._leaving: dict[Key, Tensor] = {}
@@ -76,24 +98,23 @@ class _UnderWay:
     def do(self, step: Action | Post, *, last: bool) -> None:
         """Take one step. `last` tells a stage's last action."""
         if isinstance(step, Post):
-            self._post(step)
+            with self._pipeline.standing.at(str(step), step.stage):
+                self._post(step)
             return
         place, stage = self._place, self._pipeline.stages[step.stage]
         self._pipeline.counter.first_sample = step.micro_batch * place.micro_batch  # in backward: of what is recomputed
         if self._pipeline.sequence is not None:
-            self._pipeline.sequence.enter(self._batch, self._pipeline.counter.first_sample, self._like.device)
+            self._pipeline.sequence.enter(self._batch.inputs, self._pipeline.counter.first_sample, self._like.device)
         stage.sync(last=last, each=place.inputs.plan.execution.sync == "each")
-        try:
-            with kept(self._like.dtype):
-                self._actions[step.kind](step.stage, step.micro_batch)
-        except Exception as error:
-            error.add_note(standing(error, step, place, stage))
-            raise
+        here = self._pipeline.standing.at(f"{step.kind} of micro-batch {step.micro_batch}", step.stage)
+        with here, kept(self._like.dtype):
+            self._actions[step.kind](step.stage, step.micro_batch)
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""
-        for key in list(self._sent):
-            self._left(key)
+        with self._pipeline.standing.at("waiting until all messages have left"):
+            for key in list(self._sent):
+                self._left(key)
 
     def _left(self, key: Key) -> None:
         """Wait until a message has left, and let go of its memory."""
@@ -106,17 +127,17 @@ class _UnderWay:
         received = None
         if stage in self._pipeline.into:
             received = self._arrived((self._pipeline.into[stage], "forward", number)).requires_grad_()
+        loss = self._pipeline.loss if stage not in self._pipeline.out_of else None
+        if loss is not None:
+            loss.targets = self._targets(placed[-1], number)
         output = self._pipeline.stages[stage].forward(inputs, received)
-        if stage in self._pipeline.out_of:
+        if loss is None:
             self._pass_on((self._pipeline.out_of[stage], "forward", number), output.detach())
         else:
-            targets, sequence = next_token_labels(self._share("labels", placed[-1], number)), self._pipeline.sequence
-            targets = targets if sequence is None else targets[:, sequence.at_matrices(placed[-1])]
-            vocabulary = self._place.inputs.model.vocabulary
-            cut = self._place.peers(placed[-1], "tensor") if cuts_vocabulary(self._place.layer(placed[-1])) else None
-            output = token_loss(output, targets, cut, vocabulary) / self._tokens
+            output = loss(output) / self._batch.tokens
             self.loss += output.detach()
-        self._live[stage, number] = received, output
+        if torch.is_grad_enabled():
+            self._live[stage, number] = received, output
 
     def _backward(self, stage: int, number: int) -> None:
         received, output = self._live.pop((stage, number))
@@ -152,12 +173,18 @@ class _UnderWay:
         """What the module's forward is called with."""
         if self._pipeline.sequence is not None:
             return self._pipeline.sequence.inputs(placed[-1])
-        return {name: self._share(name, placed[0], number) for name in self._batch if name != "labels"}
+        return self._batch.samples(*self._share(placed[0], number), self._like)
 
-    def _share(self, name: str, placed: Placed, number: int) -> Tensor:
+    def _targets(self, placed: Placed, number: int) -> Tensor:
+        """Of the values that the last layer puts out here."""
+        first, count = self._share(placed, number)
+        targets, sequence = self._batch.targets[first : first + count].to(self._like.device), self._pipeline.sequence
+        return targets if sequence is None else targets[:, sequence.at_matrices(placed)]
+
+    def _share(self, placed: Placed, number: int) -> tuple[int, int]:
+        """(first, number) of this rank's samples of the global batch, under a layer, in a micro-batch."""
         first, count = self._place.held(placed)
-        start = number * self._place.micro_batch + first
-        return self._batch[name][start : start + count].to(self._like.device)
+        return number * self._place.micro_batch + first, count
 
     def _pass_on(self, key: Key, tensor: Tensor) -> None:
         """To the stage that wants it: at once on the same group, with the next message to another."""
@@ -170,7 +197,7 @@ class _UnderWay:
 
     def _post(self, post: Post) -> None:
         key, border = (post.edge, post.way, post.micro_batch), self._pipeline.borders[post.edge]
-        length = self._batch["input_ids"].shape[1]
+        length = self._batch.lengths[self._place.layer(border.source).stack.stream]
         if post.does == "send":
             self._sent[key] = border.send(self._leaving.pop(key), post.way, length)
             # Every message before this one can leave without anything that is done after it (see `timetable`).

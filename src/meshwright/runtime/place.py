@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from meshwright.model.operators import Experts
 from meshwright.model.spec import Layer
+from meshwright.plan.divisions import by_tokens
 from meshwright.plan.groups import Purpose, axis_groups, local_batch, purpose_axes
 from meshwright.plan.rules import Inputs
 from meshwright.plan.spec import Group, Placed
@@ -67,6 +69,21 @@ class Place:
         """The model's layer."""
         return self.inputs.model.by_name[placed.layer]
 
+    def apart(self, placed: Placed) -> dict[str, Placed]:
+        """Of routed experts that have a row of their own: the path of their module → the layer as that row has it."""
+        layer, rows = self.layer(placed), placed.parts
+        return {
+            layer.module_path(operator.path): placed._replace(row=rows[part.name], parts={})
+            for part in layer.stack.parts
+            for operator in part.operators
+            if part.name in rows and isinstance(operator, Experts)
+        }
+
+    def sharing_positions(self, placed: Placed, experts: Placed) -> Peers | None:
+        """The ranks that hold the same positions under a layer, and take a part of them each to its experts."""
+        held, wanted = by_tokens(placed.row, experts.row, self.groups[placed.group].mesh)
+        return self._over(placed, (axis for axis in wanted.positions if axis not in held.positions))
+
     @cached_property
     def _known(self) -> dict[tuple[str, tuple[str, ...]], Peers | None]:
         return {}
@@ -107,6 +124,10 @@ class Place:
         """The ranks of `tp+sp`."""
         return self._over(placed, placed.row.axes("tp+sp"))
 
+    def batch_ranks(self, placed: Placed) -> Peers | None:
+        """The ranks that hold other samples of a micro-batch under a layer."""
+        return self._over(placed, placed.row.axes("dp"))
+
     def make_groups(self) -> None:
         """Ask for the process groups that `process_groups` does not list, those of other groups' layers too: every rank
         makes every group.
@@ -116,6 +137,8 @@ class Place:
             self.scattered(placed)
             self.sharing_heads(placed)
             self.reducing(placed)
+            for experts in self.apart(placed).values():
+                self.sharing_positions(placed, experts)
 
     def held(self, placed: Placed) -> tuple[int, int]:
         """(first, number) of the samples of a micro-batch that this rank holds under a layer."""

@@ -66,6 +66,8 @@ class Counter:
 
 Positions = tuple[Tensor, int]
 """Which positions of a sample are at hand, and how many there are."""
+Share = tuple[int, int]
+"""Which of so many equal runs of the channels, or heads, is at hand: (0, 1) are all."""
 
 
 def _all_positions() -> Positions | None:
@@ -78,9 +80,11 @@ def install_dropout(
     counter: Counter,
     held: Callable[[], int],
     positions: Callable[[], Positions | None] = _all_positions,
+    *,
+    share: Share = (0, 1),
 ) -> None:
     """Let a dropout module draw from the counter. `held` gives this rank's first sample within the micro-batch,
-    `positions` those of x [samples, positions, channels], where they are not all.
+    `positions` those of x [samples, positions, channels], where they are not all; `share` is its run of the channels.
     """
 
     def forward(x: Tensor) -> Tensor:
@@ -88,48 +92,98 @@ def install_dropout(
             return x
         key = counter.key(site)
         first, some = counter.first_sample + held(), positions()
-        if some is None:
+        if some is None and share == (0, 1):
             keep = keep_mask(x.shape, module.p, key=key, first_sample=first, device=x.device)
         else:
             samples = torch.arange(first, first + x.shape[0], device=x.device)
-            channels = torch.arange(x.shape[2], device=x.device)
-            keep = kept_at(places_of([(samples, 0), some, (channels, x.shape[2])]), module.p, key)
+            some = some or (torch.arange(x.shape[1], device=x.device), x.shape[1])
+            keep = kept_at(places_of([(samples, 0), some, _run(x.shape[2], share, x.device)]), module.p, key)
         return x * keep / (1 - module.p)
 
     vars(module)["forward"] = forward
 
 
-class _DrawnCalls(TorchFunctionMode):
-    """While active, calls of torch's dropout draw from the counter, the first, second, ... of a module's forward."""
+def _run(count: int, share: Share, device: torch.device) -> tuple[Tensor, int]:
+    """The indices of a run of `count`, and how many there are in all."""
+    place, ways = share
+    return torch.arange(place * count, (place + 1) * count, device=device), ways * count
 
-    def __init__(self, site: str, counter: Counter, held: tuple[int, int]) -> None:
+
+class _DrawnCalls(TorchFunctionMode):
+    """While active, calls of torch's dropout, and attention that drops, draw from the counter: the first, second, ...
+    of a module's forward.
+    """
+
+    def __init__(self, site: str, counter: Counter, held: tuple[int, int], heads: Share) -> None:
         super().__init__()
-        self.site, self.counter, self.held, self.calls = site, counter, held, 0
+        self.site, self.counter, self.held, self.heads, self.calls = site, counter, held, heads, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """In place of `functional.dropout(x, p, training)` of [samples, ...] or [samples · positions, channels]."""
+        """In place of `functional.dropout(x, p, training)` of [samples, ...], [samples · positions, channels] or
+        weights [samples, heads, queries, keys], and of `scaled_dot_product_attention` with dropout.
+        """
+        if func is functional.scaled_dot_product_attention:
+            given = dict(zip(_ATTENTION, args, strict=False)) | (kwargs or {})
+            probability = given.pop("dropout_p", 0.0)
+            return self._attend(probability, **given) if probability else func(**given)
         if func is not functional.dropout:
             return func(*args, **(kwargs or {}))
         given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | (kwargs or {})
         x, probability = given["input"], given.get("p", 0.5)
-        if not given.get("training", True) or not probability:
-            return x
+        return self._drop(x, probability) if given.get("training", True) and probability else x
+
+    def _drop(self, x: Tensor, probability: float) -> Tensor:
         self.calls += 1
         key, (first, samples) = self.counter.key(f"{self.site}.dropout.{self.calls}"), self.held
-        shape = torch.Size((samples, x.numel() // samples))
         first += self.counter.first_sample
-        keep = keep_mask(shape, probability, key=key, first_sample=first, device=x.device)
+        if x.dim() == 4 and self.heads != (0, 1):
+            numbers = torch.arange(first, first + samples, device=x.device)
+            rest = [(torch.arange(size, device=x.device), size) for size in x.shape[2:]]
+            keep = kept_at(places_of([(numbers, 0), _run(x.shape[1], self.heads, x.device), *rest]), probability, key)
+        else:
+            shape = torch.Size((samples, x.numel() // samples))
+            keep = keep_mask(shape, probability, key=key, first_sample=first, device=x.device)
         return x * keep.view(x.shape) / (1 - probability)
 
+    def _attend(
+        self,
+        probability: float,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Attention in plain products, whose weights [samples, heads, queries, keys] are dropped."""
+        if enable_gqa:
+            key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
+        if attn_mask is not None:
+            hidden = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask
+        weights = scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0)
+        return self._drop(weights, probability) @ value
 
-def draw_calls(module: nn.Module, site: str, counter: Counter, held: Callable[[], tuple[int, int]]) -> None:
-    """Let the dropout that a module calls as a function draw from the counter. `held` gives the first of this rank's
-    samples within the micro-batch, and their number.
+
+_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""What `scaled_dot_product_attention` takes by place."""
+
+
+def draw_calls(
+    module: nn.Module, site: str, counter: Counter, held: Callable[[], tuple[int, int]], heads: Share = (0, 1)
+) -> None:
+    """Let the dropout that a module calls as a function, or its attention does, draw from the counter. `held` gives the
+    first of this rank's samples within the micro-batch, and their number; `heads` tells its run of the heads.
     """
     inner = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with _DrawnCalls(site, counter, held()):
+        with _DrawnCalls(site, counter, held(), heads):
             return inner(*args, **kwargs)
 
     vars(module)["forward"] = forward

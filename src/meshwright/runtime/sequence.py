@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.model.operators import Embedding
+from meshwright.model.spec import ModelSpec
 from meshwright.plan import positions
 from meshwright.plan.positions import divides_positions, length_unit, ring_pieces, stream_order
 from meshwright.plan.spec import Placed
@@ -28,8 +29,8 @@ class Sequence:
         self.place = place
         plan = place.inputs.plan
         self.is_divided, self.unit = divides_positions(plan), length_unit(plan)
-        self.is_needed = self.is_divided or bool(place.inputs.model.attention_dropout)
-        """Where positions are divided, or attention is to drop what one process would."""
+        self.is_needed = self.is_divided or _drops_causally(place.inputs.model)
+        """Where positions are divided, or causal attention is to drop what one process would."""
         self.length = 0
         self._pieces = ring_pieces(plan)
         self._ids = self._mask = torch.empty(0)
@@ -120,6 +121,15 @@ class Sequence:
 
     def _order(self) -> Tensor:
         return _order(self.length, self._pieces, self._ids.device)
+
+
+def _drops_causally(model: ModelSpec) -> bool:
+    """Whether a model's attention drops, and is of the one kind that `runtime.attention` has: causal, within a
+    sequence. Other kinds drop where they are called (`randomness.draw_calls`).
+    """
+    cores = [core for layer in model.layers for core in model.attentions(layer.name)]
+    plain = all(core.causal and not (core.cross or core.relative) for core in cores)
+    return plain and bool(model.attention_dropout)
 
 
 @lru_cache(maxsize=16)

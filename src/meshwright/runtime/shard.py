@@ -66,6 +66,10 @@ class Cut:
         return joined if self.padded is None else joined.narrow(self.dim, 0, self.padded)
 
 
+SUMMED = ("replica", "partial", "copied")
+"""Why gradients are summed at the end of a step, over the group that a Layout has under that name; in this order."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """How one parameter lies over the ranks of its layer."""
@@ -95,8 +99,8 @@ class Layout:
     @property
     def summed(self) -> tuple[tuple[str, Peers], ...]:
         """The groups over which its gradient is summed at the end of a step, one after the other, with the reason."""
-        groups = {"replica": self.replica, "partial": self.partial, "copied": self.copied}
-        return tuple((why, peers) for why, peers in groups.items() if peers is not None)
+        groups = ((why, getattr(self, why)) for why in SUMMED)
+        return tuple((why, peers) for why, peers in groups if peers is not None)
 
     def whole(self, local: Tensor) -> Tensor:
         """The full parameter (or gradient), from this rank's part. Every rank of the layer must call it."""

@@ -57,6 +57,12 @@ def split_layer(root: nn.Module, layer: Layer, ranks: TensorRanks) -> list[Split
     return [found for part in layer.stack.parts for found in _split_part(root, layer, part, ranks)]
 
 
+def dropped_between(layer: Layer) -> set[str]:
+    """The dropout modules that work on a rank's own channels, between matrices that are cut."""
+    inside = (op for part in layer.stack.parts for op in between_cuts(part.operators))
+    return {layer.module_path(op.path) for op in inside if isinstance(op, Dropout) and op.of == "hidden" and op.path}
+
+
 def norms_of_heads(layer: Layer) -> Iterator[str]:
     """The paths of norms that work on the heads of a rank alone: each tensor rank has a part of their gradient."""
     for part in layer.stack.parts:
@@ -74,6 +80,12 @@ def dropout_calls(layer: Layer) -> set[str]:
     return {path for path, times in paths.items() if times > 1 or not path}
 
 
+def drops_attention(layer: Layer) -> bool:
+    """Whether a layer drops weights of its attention."""
+    drops = (op for op in layer.stack.operators if isinstance(op, Dropout))
+    return any(op.of == "attention" and op.probability for op in drops)
+
+
 def cuts_vocabulary(layer: Layer) -> bool:
     """Whether a layer's logits are cut under tensor parallelism."""
     classes = {op.classes for op in layer.stack.operators if isinstance(op, Loss)}
@@ -84,7 +96,8 @@ def _split_part(root: nn.Module, layer: Layer, part: Part, ranks: TensorRanks) -
     for table in part.operators:
         if isinstance(table, Embedding) and table.split:
             path = layer.module_path(table.path)
-            cut_vocabulary(_embedding(root, path), ranks, -(-table.rows // ranks.all.size))
+            for same in _holders(root, layer, _embedding(root, path)):
+                cut_vocabulary(same, ranks, -(-table.rows // ranks.all.size))
             yield SplitParameter(root.get_submodule(path), "weight", path, Cut(0, ranks.all, padded=table.rows))
     plan: Mapping[str, str] = getattr(root, "tp_plan", None) or {}
     named = [(op, layer.module_path(op.path)) for op in part.operators if isinstance(op, Linear)]
@@ -94,7 +107,10 @@ def _split_part(root: nn.Module, layer: Layer, part: Part, ranks: TensorRanks) -
     core = next((op for op in part.operators if isinstance(op, Attention)), None)
     _enter(root, linears, ranks)
     if core is not None:
-        localise(root.get_submodule(common_module([path for _, path, _ in linears])), core, ranks.all.size)
+        block = root.get_submodule(common_module([path for _, path, _ in linears]))
+        for inner in block.modules():
+            localise(inner, core, ranks.all.size)
+        yield from _split_biases(root, [layer.module_path(table) for table in _tables_of_heads(part)], ranks)
     classes = next((op.classes for op in layer.stack.operators if isinstance(op, Loss)), None)
     for linear, path, way in linears:
         module = _linear(root, path)
@@ -102,6 +118,18 @@ def _split_part(root: nn.Module, layer: Layer, part: Part, ranks: TensorRanks) -
             yield from _split_columns(module, path, _column_cut(linear, core, ranks, classes))
         else:
             yield from _split_rows(module, path, ranks)
+
+
+def _tables_of_heads(part: Part) -> list[str]:
+    """The tables that have a bias for each head (T5's relative positions)."""
+    return [op.path for op in between_cuts(part.operators) if isinstance(op, Embedding)]
+
+
+def _split_biases(root: nn.Module, paths: list[str], ranks: TensorRanks) -> Iterable[SplitParameter]:
+    for path in paths:
+        table = _embedding(root, path)
+        table.embedding_dim //= ranks.all.size
+        yield SplitParameter(table, "weight", path, Cut(1, ranks.all))
 
 
 def _direction(linear: Linear, path: str, plan: Mapping[str, str]) -> Direction | None:
@@ -123,10 +151,12 @@ def _enter(root: nn.Module, linears: list[tuple[Linear, str, Direction]], ranks:
     if ranks.scattered:
         enter_split_block(root.get_submodule(common_module([path for _, path, _ in linears])), ranks)
         return
-    readers = [_linear(root, path) for _, path, way in linears if way == "column"]
-    entrance = Entrance(ranks, len(readers))
-    for module in readers:
-        module.register_forward_pre_hook(entrance, prepend=True)
+    columns = [(linear.stream, _linear(root, path)) for linear, path, way in linears if way == "column"]
+    for stream in dict.fromkeys(stream for stream, _ in columns):  # keys and values may look at another stream
+        readers = [module for read, module in columns if read == stream]
+        entrance = Entrance(ranks, len(readers))
+        for module in readers:
+            module.register_forward_pre_hook(entrance, prepend=True)
 
 
 def _column_cut(linear: Linear, core: Attention | None, ranks: TensorRanks, classes: int | None) -> Cut:
@@ -172,6 +202,13 @@ def _embedding(root: nn.Module, path: str) -> nn.Embedding:
     if not isinstance(module, nn.Embedding):
         raise PlanError(f"tp cuts nn.Embedding, and '{path}' is {type(module).__name__}; write 'dp' for its layer")
     return module
+
+
+def _holders(root: nn.Module, layer: Layer, table: nn.Embedding) -> list[nn.Embedding]:
+    """The modules of a layer that have a table's parameter: one may name it, and another look it up (T5)."""
+    modules = {id(module): module for module in map(root.get_submodule, layer.modules)}
+    same = [each for each in modules.values() if isinstance(each, nn.Embedding) and each.weight is table.weight]
+    return same or [table]
 
 
 def common_module(paths: list[str]) -> str:

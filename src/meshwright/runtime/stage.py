@@ -7,6 +7,7 @@ position ids, rotary tables) every stage makes by itself from the batch, and not
 """
 
 from collections.abc import Collection, Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -17,31 +18,54 @@ from meshwright.errors import PlanError
 from meshwright.model.operators import Embedding
 from meshwright.model.spec import ModelSpec
 
+_TUPLES = {"FalconDecoderLayer": 2, "T5Block": 3}
+"""Classes of transformers whose layers put out more than activations, which come first: how many values."""
+
 
 class StandIn(nn.Module):
     """In the place of a layer's module that another stage holds: no parameters, nothing to do.
 
-    It has the module's plain attributes, which a model may ask for. An embedding's gives zeros: of the same shape, or
-    where it `adds` to another's (positions), of one position.
+    It has the module's attributes, which a model may ask for. It hands on the first argument as it came; where the
+    module makes what the layers work on (`makes`: embeddings of all kinds), zeros of the shape that the module would
+    give. An embedding that `adds` to another's (positions) gives those of one position.
     """
 
-    def __init__(self, module: nn.Module, *, adds: bool = False) -> None:
+    def __init__(self, module: nn.Module, *, makes: bool = False, adds: bool = False) -> None:
         super().__init__()
-        self._adds = adds
-        self._embeds: tuple[int, torch.dtype] | None = None
-        if isinstance(module, nn.Embedding):
-            self._embeds = module.embedding_dim, module.weight.dtype
         vars(self).update((name, value) for name, value in vars(module).items() if not name.startswith("_"))
         vars(self).pop("forward", None)
+        self._values = _TUPLES.get(type(module).__name__)
+        self._width = module.embedding_dim if isinstance(module, nn.Embedding) else None
+        makes = (makes or self._width is not None) and any(True for _ in module.parameters())
+        self._adds, self._shapes = adds, (_on_meta(module),) if makes else ()  # a tuple: no part of this module
+
+    def __getattr__(self, name: str) -> Any:
+        """What the module has inside, without values."""
+        shapes = vars(self).get("_shapes")
+        return getattr(shapes[0], name) if shapes else super().__getattr__(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The first argument as it came; of an embedding, zeros that take no memory."""
+        """What the class says; zeros take no memory."""
         first = args[0] if args else next(iter(kwargs.values()))
-        if self._embeds is None:
-            return first
-        width, dtype = self._embeds
-        shape = (1,) if self._adds else first.shape  # the model has the ids of all positions, this rank a part of them
-        return torch.zeros((), dtype=dtype, device=first.device).expand(*shape, width)
+        if not self._shapes:
+            return first if self._values is None else (first, *[None] * (self._values - 1))
+        like = next(self._shapes[0].parameters())
+        if self._width is not None:
+            shape = (1,) if self._adds else first.shape  # the model has the ids of all positions, this rank a part
+            shape = (*shape, self._width)
+        else:
+            meta = [each.to("meta") if isinstance(each, Tensor) else each for each in args]
+            named = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in kwargs.items()}
+            shape = self._shapes[0](*meta, **named).shape
+        return torch.zeros((), dtype=like.dtype, device=first.device).expand(shape)
+
+
+def _on_meta(module: nn.Module) -> nn.Module:
+    """A copy without values, which only shapes come out of."""
+    tensors = (*module.parameters(), *module.buffers())
+    memory: dict[int, Any] = {id(each): each.detach().to("meta") for each in tensors}
+    memory |= {id(each): nn.Parameter(memory[id(each)], requires_grad=False) for each in module.parameters()}
+    return deepcopy(module, memory).eval()
 
 
 def keep_layers(module: nn.Module, spec: ModelSpec, kept: Collection[str]) -> nn.Module:
@@ -57,17 +81,21 @@ def view_of_layers(module: nn.Module, spec: ModelSpec, kept: Collection[str]) ->
 def _keep(module: nn.Module, spec: ModelSpec, kept: Collection[str], *, copy: bool) -> nn.Module:
     layer_of = {path: layer.name for layer in spec.layers for path in layer.modules}
     containers = {path[:at] for path in layer_of for at, letter in enumerate(path) if letter == "."} | {""}
-    adds = {
-        layer.module_path(operator.path)
+    tables = [
+        (layer.module_path(operator.path), operator.split is None)
         for layer in spec.layers
         for operator in layer.stack.operators
-        if isinstance(operator, Embedding) and not operator.split
-    }
+        if isinstance(operator, Embedding)
+    ]
+    adds = {path for path, whole in tables if whole}
+    sides = any(stack.side for stack in spec.stacks)
+    makes = {path for path, _ in tables} | {path for layer in spec.layers if not layer.reads for path in layer.modules}
 
     def visit(module: nn.Module, path: str) -> nn.Module:
         if path in layer_of:
-            stays = layer_of[path] in kept or isinstance(module, StandIn)
-            return module if stays else StandIn(module, adds=path in adds)
+            drops = sides and isinstance(module, nn.Dropout)  # of an embedding's, and of what comes last (T5)
+            stays = drops or layer_of[path] in kept or isinstance(module, StandIn)
+            return module if stays else StandIn(module, makes=path in makes, adds=path in adds)
         if path not in containers:
             return module
         found = _shallow_copy(module) if copy else module
@@ -87,14 +115,15 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
 
 
 def logits_of(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """What a language model makes of a batch's inputs: one of transformers', or one that takes tokens first, and
-    returns logits alone.
+    """What a model makes of a batch's inputs: one of transformers', or one that takes the first of them by its place,
+    and returns logits alone.
     """
-    if hasattr(module, "config"):
-        logits = module(**inputs, use_cache=False).logits
+    config = getattr(module, "config", None)
+    if config is not None:
+        logits = module(**inputs, **({"use_cache": False} if hasattr(config, "use_cache") else {})).logits
     else:
-        others = {name: value for name, value in inputs.items() if name != "input_ids"}
-        logits = module(inputs["input_ids"], **others)
+        first, *others = inputs
+        logits = module(inputs[first], **{name: inputs[name] for name in others})
     if not isinstance(logits, Tensor):
         raise PlanError(f"the module returns {type(logits).__name__}, and the runtime wants logits alone")
     return logits
@@ -104,23 +133,37 @@ class Unit(NamedTuple):
     """What FSDP2 gathers and reduces as one."""
 
     module: FSDPModule
-    state: str
+    state: str | None
+    """None of what is cast alone, on this rank by itself."""
+
+
+class Gate(NamedTuple):
+    """Where activations come into a stage, or leave it: at what a module is given; or, where nothing follows it in its
+    stack (an encoder's last), at what it puts out.
+    """
+
+    module: nn.Module
+    puts_out: bool = False
 
 
 class StageModule:
-    """One stage on this rank. `first` is the module that takes what is received, `after` the one whose input is the
-    stage's output; none where the batch comes in, and where logits go out.
+    """One stage on this rank. What is received comes in at the gate `first`, and what the stage puts out leaves at the
+    gate `after`; none where the batch comes in, and where logits go out.
     """
 
-    def __init__(self, module: nn.Module, units: list[Unit], first: nn.Module | None, after: nn.Module | None) -> None:
+    def __init__(self, module: nn.Module, units: list[Unit], first: Gate | None, after: Gate | None) -> None:
         self.module, self.units = module, units
         self._received: Tensor | None = None
         self._output: Tensor | None = None
         self._is_last, self._synced = after is None, (True, True)
-        if first is not None:
-            first.register_forward_pre_hook(self._put_in, prepend=True)
-        if after is not None:
-            after.register_forward_pre_hook(self._take_out)
+        if first is not None and first.puts_out:
+            first.module.register_forward_hook(lambda *_: self._received)
+        elif first is not None:
+            first.module.register_forward_pre_hook(self._put_in, prepend=True)
+        if after is not None and after.puts_out:
+            after.module.register_forward_hook(lambda _, __, output: self._take_out(_, (output,))[0])
+        elif after is not None:
+            after.module.register_forward_pre_hook(self._take_out)
 
     def _put_in(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (self._received, *args[1:])
@@ -142,12 +185,18 @@ class StageModule:
         """Those of its layers."""
         return list(self.module.parameters())
 
+    def reshard(self) -> None:
+        """Let go of gathered parameters that no backward follows to let go of."""
+        for module, _ in self.units:
+            module.reshard()
+
     def sync(self, *, last: bool, each: bool) -> None:
         """Whether the next backward is the step's last, and whether others reduce gradients of zero2 and zero3 too.
         Parameters of zero1 and zero2 stay gathered until the last.
         """
         for module, state in self.units if (last, each) != self._synced else ():
-            module.set_requires_gradient_sync(last or (each and state != "zero1"))
+            add_up = state is None or last or (each and state != "zero1")
+            module.set_requires_gradient_sync(add_up, recurse=False)
             if state != "zero3":
-                module.set_reshard_after_backward(last)
+                module.set_reshard_after_backward(last, recurse=False)
         self._synced = last, each

@@ -30,6 +30,18 @@ class Post(NamedTuple):
     way: Way
     micro_batch: int
 
+    @property
+    def stage(self) -> int:
+        """This group's."""
+        sender, receiver = self.edge if self.way == "forward" else self.edge[::-1]
+        return sender if self.does == "send" else receiver
+
+    def __str__(self) -> str:
+        what = "activations" if self.way == "forward" else "gradients"
+        other = next(stage for stage in self.edge if stage != self.stage)
+        to, does = ("to", "sending") if self.does == "send" else ("from", "receiving")
+        return f"{does} {what} of micro-batch {self.micro_batch} {to} stage {other}"
+
 
 Step = Action | Post
 _GRADIENTS: tuple[ActionKind, ...] = ("backward", "input")
