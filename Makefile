@@ -15,12 +15,12 @@ PIP := -m pip install -qq --no-input --disable-pip-version-check
 WANTED := pyproject.toml constraints.txt src/meshwright/version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo accuracy test test-gpu lint parity clean another-torch
+.PHONY: help venv demo accuracy test test-gpu lint parity curves chaos clean another-torch
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.stamp ## a small model described, estimated, and trained on 4 CPU processes
+demo: .venv/.stamp ## a 10 M Llama planned, trained on 4 CPU processes, killed, resumed on 2 under another plan
 	@.venv/bin/python examples/demo/demo.py
 
 accuracy: .venv/.stamp ## the tables of docs/accuracy.md, from the measurements that come with the package
@@ -31,6 +31,12 @@ test: lint .venv-base/.stamp ## lint, then the whole test suite
 
 parity: .venv/.stamp ## many processes against one, all plans of the array; CASE=NAME runs one; writes docs/parity.md
 	@$(RUN) tests.parity.run $(if $(CASE),--case $(CASE))
+
+curves: .venv/.stamp ## 200 steps in float64 under five unlike plans, against a file of one process's losses
+	@$(RUN) tests.train.curves
+
+chaos: .venv/.stamp ## processes killed at random in every phase of a run, and what comes of it; prints its seed
+	@$(RUN) benchmarks.chaos
 
 test-gpu: .venv/.stamp ## the tests that need a GPU; they skip, and say so, where there is none
 	@$(RUN) pytest -m gpu || { code=$$?; [ $$code -eq 5 ] && echo "test-gpu: there are no GPU tests" || exit $$code; }

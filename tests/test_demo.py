@@ -10,17 +10,12 @@ import pytest
 DEMO = Path(__file__).parent.parent / "examples" / "demo" / "demo.py"
 
 
-@pytest.mark.timeout(240)
-def test_the_demo_trains_as_one_process_does_and_the_loss_falls() -> None:
-    done = subprocess.run([sys.executable, DEMO], capture_output=True, text=True, timeout=230, check=False)
+@pytest.mark.timeout(600)
+def test_the_demo_is_killed_and_goes_on_under_another_plan_as_if_nothing_had_happened() -> None:
+    done = subprocess.run([sys.executable, DEMO], capture_output=True, text=True, timeout=590, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float(loss) for loss in re.findall(r"^\d+ +(\d\.\d{6})", done.stdout, re.MULTILINE)]
-    assert len(losses) == 20
-    assert losses[-1] < 0.8 * losses[0]
-    for said in (
-        "parameters   3.08 M",
-        "predicted from public round figures",
-        "measured, median",
-        "largest difference",
-    ):
+    both = re.findall(r"^(2[1-4]) +(\d\.\d+) +(\d\.\d+) +(\d\.\de-\d\d)$", done.stdout, re.MULTILINE)
+    assert [step for step, *_ in both] == ["21", "22", "23", "24"]
+    assert all(float(apart) < 1e-3 for *_, apart in both)
+    for said in ("parameters   9.9", "predicted from this machine's figures", "measured, median", "it writes"):
         assert said in done.stdout

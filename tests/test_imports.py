@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validation": PLANNING,
     "trace": {"model"},
     "runtime": INPUTS | {"plan"},
-    "train": DOING,
+    "train": DOING | {"trace"},
     "measure": DOING | {"train", "cost", "search"},
     "report": BELOW,
     "export": BELOW,

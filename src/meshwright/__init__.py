@@ -4,7 +4,8 @@
 
     answer = mw.estimate("plan.yaml")
 
-`model`, `cluster` and `recipe` are packages too; import from them by `from meshwright.model.spec import ModelSpec`.
+`model`, `cluster`, `recipe`, `plan` and `export` are packages too; import from them by
+`from meshwright.model.spec import ModelSpec`.
 """
 
 from importlib import import_module
@@ -14,7 +15,18 @@ from meshwright.errors import MeshwrightError
 from meshwright.version import __version__
 
 if TYPE_CHECKING:
-    from meshwright.api import check, cluster, estimate, model, parallelize, plan, recipe, uniform_plan
+    from meshwright.api import (
+        check,
+        cluster,
+        estimate,
+        export,
+        import_plan,
+        model,
+        parallelize,
+        plan,
+        recipe,
+        uniform_plan,
+    )
 
 __all__ = [
     "MeshwrightError",
@@ -22,6 +34,8 @@ __all__ = [
     "check",
     "cluster",
     "estimate",
+    "export",
+    "import_plan",
     "model",
     "parallelize",
     "plan",
@@ -30,7 +44,7 @@ __all__ = [
 ]
 
 # First of all, so that no later import of one of their modules sets these names to the packages, over the functions.
-for _package in ("cluster", "model", "plan", "recipe"):
+for _package in ("cluster", "export", "model", "plan", "recipe"):
     import_module(f"meshwright.{_package}")
     del globals()[_package]
 

@@ -1,5 +1,6 @@
 """What a programmer types: `import meshwright as mw`, then these. The command line calls the same functions."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,23 @@ if TYPE_CHECKING:
 
     from meshwright.cost.calibration import Calibration
     from meshwright.cost.estimate import Estimate
+    from meshwright.export.handing import Handover
+    from meshwright.export.taking import Taken
     from meshwright.runtime.parallel_model import ParallelModel
     from meshwright.search.answer import Answer
 
-__all__ = ["check", "cluster", "estimate", "model", "parallelize", "plan", "recipe", "uniform_plan"]
+__all__ = [
+    "check",
+    "cluster",
+    "estimate",
+    "export",
+    "import_plan",
+    "model",
+    "parallelize",
+    "plan",
+    "recipe",
+    "uniform_plan",
+]
 
 _ClusterLike = str | Path | Cluster
 _RecipeLike = str | Path | Recipe | dict[str, Any]
@@ -110,6 +124,49 @@ def plan(
 
     problem = Problem(find_model(model), resolve_cluster(cluster), resolve_recipe(recipe), read_wishes(wishes))
     return find(problem, read_calibration(calibration) if calibration is not None else None)
+
+
+def export(
+    plan: Plan | str | Path,
+    *,
+    to: str,
+    model: Any = None,
+    cluster: _ClusterLike | None = None,
+    recipe: _RecipeLike | None = None,
+    calibration: "str | Path | Calibration | None" = None,
+) -> "Handover":
+    """A plan as the files of another system (`megatron`, `torchtitan`, `deepspeed`, `accelerate`): `files` by name, and
+    where the system cannot be told all of it, the nearest plan that was written, why, and what it costs: `plan`,
+    `reasons`, `changes`, `slowdown`. Raises PlanError for an unknown system and where nothing near can be said,
+    UnknownNameError, DocumentError.
+    """
+    from meshwright.cost.calibration import read_calibration
+    from meshwright.export.handing import export_plan
+
+    inputs = read_inputs(plan, model=model, cluster=cluster, recipe=recipe)
+    return export_plan(inputs, to, read_calibration(calibration) if calibration is not None else None)
+
+
+def import_plan(
+    what: str | Path | Sequence[str],
+    *,
+    system: str,
+    cluster: _ClusterLike,
+    model: Any = None,
+    recipe: _RecipeLike | None = None,
+    sequence: int | None = None,
+    global_batch: int | None = None,
+    devices: int | None = None,
+) -> "Taken":
+    """What runs in another system today, from its files or flags: `inputs` are plan, model, cluster and recipe, `left`
+    what says nothing of them. `model`, `recipe` or `sequence` and `global_batch`, and `devices`, where the settings
+    do not say. Raises PlanError where they contradict each other, UnknownNameError, DocumentError.
+    """
+    from meshwright.export.taking import take_in
+
+    found = find_model(model) if model is not None else None
+    also: dict[str, Any] = {"recipe": recipe, "sequence": sequence, "global_batch": global_batch, "devices": devices}
+    return take_in(what, system, cluster=cluster, model=found, **also)
 
 
 def parallelize(

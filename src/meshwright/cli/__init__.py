@@ -22,8 +22,13 @@ _VERBS = {
     "plan": "plan",
     "check": "estimate",
     "diff": "describe",
+    "export": "export",
+    "import": "export",
     "validate": "accuracy",
     "calibrate": "accuracy",
+    "train": "train",
+    "generate": "generate",
+    "convert": "convert",
     "doctor": "describe",
     "schema": "describe",
 }

@@ -9,7 +9,7 @@ from meshwright.cli.options import CLUSTER, Json, model_names, number
 from meshwright.errors import MeshwrightError
 
 _MODULE = "A known name, a ModelSpec file, a config.json or its folder, or module:function for a torch module."
-Noun = Literal["plan", "model", "cluster", "recipe", "calibration"]
+Noun = Literal["plan", "model", "cluster", "recipe", "run", "calibration"]
 
 
 @app.command(short_help="Describe a model.", epilog="Example: meshwright model llama-3.1-70b --seq 8192")

@@ -22,7 +22,7 @@ from meshwright.plan.words import Kernels, Schedule
 _ORDER = "A table of actions, as torch's pipelining dumps it, in place of the plan's schedule."
 _TIMELINE = "Write the simulated step here, for ui.perfetto.dev."
 _SCOPE = "What it must be good for: to mean something, to run here, or to be said to another system."
-Scope = Literal["meaning", "runtime", "megatron", "torchtitan", "deepspeed"]
+Scope = Literal["meaning", "runtime", "megatron", "torchtitan", "deepspeed", "accelerate"]
 _ESTIMATE_EXAMPLES = """Example: meshwright estimate plan.yaml
 
 Example: meshwright estimate --model llama-3-8b --cluster 8xh100 --seq 8192 --global-batch 64 --tp 2 -o plan.yaml"""

@@ -19,13 +19,15 @@ from meshwright.cli.options import (
 )
 from meshwright.plan.words import Kernels, Schedule
 
-_FORBID = "What no layer may do: tp, pp, cp, ulysses, ep, zero1, zero2, zero3, hsdp, full, selective; may be repeated."
+_FORBID = (
+    "What no layer may do: tp, pp, cp, ulysses, ep, zero1, zero2, zero3, hsdp, unlike, full, selective; repeatable."
+)
 _LIMIT = "Of a device, where it is less than it has: 60GB, 60GiB."
 _GAP = "End when nothing can be faster by more than this share."
 _BATCHES = "Samples per step, without a recipe; of a range, the batch with most tokens per second."
 _FRONT = "Search under smaller memory limits too, each within the time limit, for what less memory costs."
 _NEAR = "Begin from this plan, for what it is for, and change a few choices of it; each with its gain."
-_SYSTEMS = "any|runtime|megatron|torchtitan|deepspeed"
+_SYSTEMS = "any|runtime|megatron|torchtitan|deepspeed|accelerate"
 _OBJECTIVE = "The shortest step; most tokens/s and device; fewest devices that are fast enough; least money a token."
 Objective = Literal["time", "tokens-per-device", "devices", "money"]
 _PLAN_EXAMPLES = """Example: meshwright plan --model llama-3.1-70b --cluster 8x8xh100 --seq 8192 --global-batch 512

@@ -27,6 +27,11 @@ class Precision(Record):
     """What shares a scale in these: a tensor or a small block of it, or a row, which costs more casts and keeps more of
     unlike numbers."""
 
+    @property
+    def mixed(self) -> bool:
+        """True where parameters rest in another dtype than they are computed with."""
+        return self.master is not None and self.master != self.compute
+
 
 class Kept(NamedTuple):
     """What an optimizer keeps of a parameter from one step to the next."""

@@ -8,6 +8,7 @@ NOUNS = {
     "model": ("meshwright.model.spec", "ModelSpec"),
     "cluster": ("meshwright.cluster.spec", "Cluster"),
     "recipe": ("meshwright.recipe.spec", "Recipe"),
+    "run": ("meshwright.recipe.run", "Run"),
     "calibration": ("meshwright.cost.calibration", "Calibration"),
 }
 """The kind of a document → the module and the class; one is imported at a time."""

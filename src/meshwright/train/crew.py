@@ -96,6 +96,18 @@ class Crew:
         path = self.places[rank].stack
         return readable_stack(path.read_text(errors="replace")) if path.exists() else ""
 
+    def signal(self, number: int) -> None:
+        """Send a signal to every rank that lives."""
+        for process in self._processes:
+            if process.exitcode is None and process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    def standing(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Where these ranks stood last, as far as they told; a rank that told nothing is left out."""
+        told = {rank: self.places[rank].slate.read() for rank in ranks}
+        return {rank: line for rank, line in told.items() if line}
+
     def dead(self) -> list[int]:
         """The ranks whose process has ended."""
         return [rank for rank, process in enumerate(self._processes) if process.exitcode is not None]

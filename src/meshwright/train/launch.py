@@ -17,16 +17,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from meshwright.errors import MeshwrightError
 from meshwright.train.crew import Crew
 from meshwright.train.worker import Emitted, Failed, Message, Returned, Task, emit, pack
 
-__all__ = ["WorkerError", "WorkerPool", "WorkerTimeout", "emit", "preload"]
+__all__ = ["Launched", "WorkerError", "WorkerPool", "WorkerTimeout", "emit", "join_launched", "launched", "preload"]
 
 Result = TypeVar("Result")
 OnMessage = Callable[[int, Any], None]
@@ -60,6 +62,44 @@ def preload() -> None:
     if importlib.util.find_spec("transformers") is not None:
         for family in ("llama", "gpt2"):
             importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+
+
+_NAMES = (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS"), ("LOCAL_RANK", "SLURM_LOCALID"))
+"""What torchrun sets, and what Slurm's srun does."""
+
+
+class Launched(NamedTuple):
+    """This process's place among those that torchrun or srun started."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+def launched() -> Launched | None:
+    """Whether a launcher started this process, and as which; none where it was not, or stands alone without an address
+    to meet at.
+    """
+    found = [next((os.environ[name] for name in names if name in os.environ), None) for names in _NAMES]
+    if "MASTER_ADDR" not in os.environ or any(value is None for value in found):
+        return None
+    return Launched(*(int(value) for value in found if value is not None))
+
+
+def join_launched(place: Launched, patience: float) -> None:
+    """Form the default process group: NCCL where every local rank has a GPU, else gloo. `patience` is how long a
+    collective waits for its peers, in seconds.
+    """
+    gpu = torch.cuda.device_count() > place.local_rank
+    if gpu:
+        torch.cuda.set_device(place.local_rank)
+    dist.init_process_group(
+        "nccl" if gpu else "gloo",
+        rank=place.rank,
+        world_size=place.size,
+        timeout=timedelta(seconds=patience),
+        device_id=torch.device("cuda", place.local_rank) if gpu else None,
+    )
 
 
 def _set_worker_environment() -> None:
@@ -124,6 +164,11 @@ class WorkerPool:
                 raise
         finally:
             self._busy.release()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every worker."""
+        if self._crew is not None:
+            self._crew.signal(number)
 
     def close(self) -> None:
         """End all workers and wait until they are gone; the pool cannot run again."""
@@ -211,7 +256,7 @@ class _Run:
         originals = {rank: failure for rank, failure in self._failures.items() if not failure.consequence}
         causes = originals or self._failures
         first = min(causes, key=lambda rank: causes[rank].at)
-        lines = self._told(causes)
+        lines = self._told(causes) + [f"it stood {line}" for line in self._crew.standing(causes).values()]
         if originals:
             lines += [f"in consequence, {line}" for line in self._told(self._failures, but=originals)]
         if self._running:

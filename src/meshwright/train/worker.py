@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import mmap
 import os
 import pickle
 import re
@@ -13,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,12 +24,31 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import MeshwrightError
+from meshwright.runtime.failure import LISTENER
 
 # What gloo and its store say on a rank that merely waited for another one (torch 2.13, November 2026).
 _PEER_IS_GONE = re.compile(
     "Connection (closed|reset) by peer|Broken pipe|Application timeout caused pair closure"
     "|Timed out waiting [0-9]+ms|[Tt]imeout waiting for key"
 )
+
+_SLATE = 1024  # bytes of a line
+
+
+class Slate:
+    """A line that a worker writes and its parent reads, even after the worker was killed: memory that both have."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _SLATE)
+
+    def write(self, line: str) -> None:
+        """Put a line in the place of the one before."""
+        written = line.encode()[: _SLATE - 1]
+        self._memory[: len(written) + 1] = written + b"\0"
+
+    def read(self) -> str:
+        """The line; empty where none was written."""
+        return self._memory[:].partition(b"\0")[0].decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -39,6 +59,7 @@ class Place:
     size: int
     scratch: Path
     group_timeout: float
+    slate: Slate = field(default_factory=Slate)
 
     @property
     def stack(self) -> Path:
@@ -126,6 +147,7 @@ def become_worker(place: Place) -> None:
     stack = os.open(place.stack, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # stays open as long as the process
     faulthandler.enable(stack)
     faulthandler.register(signal.SIGUSR1, stack)
+    LISTENER.set(place.slate.write)
 
 
 def serve(place: Place, connection: Connection) -> None:
@@ -143,6 +165,7 @@ def serve(place: Place, connection: Connection) -> None:
 def _answer(place: Place, data: bytes) -> bytes:
     try:
         task: Task = pickle.loads(data)
+        place.slate.write("")
         if not dist.is_initialized():
             _join(place, task)
         return pack(Returned(task.function(*task.args, **task.kwargs)))

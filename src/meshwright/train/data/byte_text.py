@@ -1,31 +1,9 @@
-"""Text as batches of tokens: the same samples at the same step under any plan."""
-
-import sysconfig
-from pathlib import Path
+"""A text as samples of bytes, drawn at random: for one's own loop, without a recipe."""
 
 import torch
 from torch import Tensor
 
 from meshwright.errors import MeshwrightError
-
-BYTES = 256
-"""The vocabulary of text whose tokens are its bytes."""
-
-
-def standard_library_text(limit: int = 4_000_000) -> bytes:
-    """The source of Python's own standard library, file after file by name, up to `limit` bytes: real text, always at
-    hand.
-
-    Raises MeshwrightError where this Python comes without its source.
-    """
-    text = bytearray()
-    for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        text += file.read_bytes()
-        if len(text) >= limit:
-            break
-    if len(text) < 2**16:
-        raise MeshwrightError(f"{sysconfig.get_path('stdlib')} holds no source of the standard library to train on")
-    return bytes(text[:limit])
 
 
 class ByteText:
