@@ -1,7 +1,7 @@
 """The rule that what no proof has is refused, by a table of what cases have (proven.json, from tests/parity).
 
-The table has pairs: roles of neighbours, a role with a schedule, a family with a recompute. Its cases run in `make parity`
-and `make test`. Where another rule of the runtime refuses a plan it says why, and this one is silent.
+The table has pairs: roles of neighbours, a role with a schedule, a family with a recompute. Its cases run in
+`make parity` and `make test`. Where another rule of the runtime refuses a plan it says why, and this one is silent.
 """
 
 import json
