@@ -241,7 +241,10 @@ def test_check_exits_with_2_where_a_plan_is_bad_and_says_what_would_mend_it(plan
     assert out.startswith("bad: ")
 
 
-def test_check_for_the_runtime_asks_more(plan: Path) -> None:
+def test_check_for_the_runtime_asks_more(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    asked = ("--model", "bloom-560m", "--cluster", "4xh100", "--seq", "256", "--global-batch", "8")
+    assert run("estimate", *asked, "-o", str(plan))[0] == 0
     assert as_json("check", str(plan), "--scope", "meaning")["scope"] == "meaning"
     found = as_json("check", str(plan), "--scope", "runtime", code=2)["problems"]
     assert {problem["scope"] for problem in found if problem["severity"] == "error"} == {"runtime"}

@@ -52,7 +52,7 @@ def _refused(case: Case, change: str) -> str:
         (
             ROLES["dp"],
             "dtype",
-            "parameter 'model.embed_tokens.weight' is torch.float32, and the recipe computes in fp64",
+            "parameter 'model.embed_tokens.weight' is torch.float32, and the recipe keeps",
         ),
         (Case(uniform(all="tp"), {"all": 4}, execution={"kernels": "hf-eager"}, micro_batches=3), "", "micro"),
         (Case(uniform(all="dp"), {"all": 2}), "", "the plan is for 2 processes, but 4 run; start 2, or plan for 4"),

@@ -26,8 +26,8 @@ Event = dict[str, Any]
 
 
 def worker(number: int) -> int:
-    """The process id of a rank."""
-    return sorted(child.pid or 0 for child in multiprocessing.active_children())[number + 1]  # after the keeper
+    """The process id of one of the two ranks, which started last."""
+    return sorted(child.pid or 0 for child in multiprocessing.active_children())[-2:][number]
 
 
 def at_step(step: int, action: Callable[[], None], events: list[Event]) -> Callable[[Event], None]:

@@ -31,7 +31,7 @@ def _cut_sides(inputs: Inputs) -> Iterator[Finding]:
     relative = any(core.relative for layer in layers for core in inputs.model.attentions(layer))
     groups = [stage.on for stage in inputs.plan.stages]
     for number, stage in enumerate(inputs.plan.stages[1:] if sides else (), 1):
-        at = layers.index(stage.names()[0]) if stage.names() else -1
+        at = next((layers.index(name) for name in stage.names() if name in layers), -1)
         if not (at == last + 1 or (at <= last and not relative)) or stage.on in groups[:number]:
             yield found(
                 f"stages.{number}",
