@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from meshwright.train.launch import WorkerPool
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first, so that no process is left alone with it at the end."""
+    items.sort(key=lambda item: item.path.name != "test_demo.py")
+
+
 def pytest_collection_finish() -> None:
     """What is imported and collected stays to the end: the collector need not look through it again and again."""
     gc.collect()
