@@ -8,7 +8,7 @@ import pytest
 from tests.parity.proof import Pools, prove_case
 from tests.parity.run import DOCUMENT, ROOT, case_named, names
 
-SHARES = 12
+SHARES = 18
 
 
 def _turn() -> int:

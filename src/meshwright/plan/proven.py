@@ -50,8 +50,8 @@ def pairs_of(inputs: Inputs) -> Iterator[tuple[Site, Pair]]:
         for one, other in combinations(_facts(inputs, site), 2):
             yield from ((site, pair) for pair in product(one, other))
     for site, following in pairwise(whole):
-        for one, other in product(_roles(site), _roles(following)):
-            yield following, (Fact("role", one), Fact("next role", other))
+        for before, after in product(_roles(site), _roles(following)):
+            yield following, (Fact("role", before), Fact("next role", after))
 
 
 def _facts(inputs: Inputs, site: Site) -> list[list[Fact]]:
