@@ -21,12 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from tests.train.small import job_of, run_of
+from tests.train.small import job_of, last_saved, run_of
 
 from meshwright.runtime import parallel_model, pipeline
 from meshwright.train import checkpoint, optimizers, rank
-from meshwright.train.checkpoint import read_whole
-from meshwright.train.checkpoints import Checkpoints
 from meshwright.train.job import Job
 from meshwright.train.launch import WorkerError
 from meshwright.train.local import run_locally
@@ -79,13 +77,6 @@ def armed(kill: Kill, marker: Path) -> Callable[[], None]:
 
     setattr(point.where, point.name, deadly)
     return lambda: setattr(point.where, point.name, inner)
-
-
-def state(job: Job) -> dict[str, torch.Tensor]:
-    """The last checkpoint's tensors."""
-    latest = Checkpoints(job.folder).latest()
-    assert latest is not None
-    return {**read_whole(latest, "parameters"), **read_whole(latest, "optimizer")}
 
 
 def apart(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
@@ -151,11 +142,11 @@ def main() -> int:
         for fewer in (None, "replicas"):
             calm = job_in(Path(place) / f"calm {fewer}", SHAPE)
             take(calm)
-            wanted = state(calm)
+            wanted = last_saved(calm.folder)
             for phase in typed.phase or PHASES:
                 for number, kill in enumerate(kills(phase, typed.kills, draw)):
                     job = restarted(kill, Path(place) / f"{fewer} {phase} {number}", fewer)
-                    difference = apart(state(job), wanted)
+                    difference = apart(last_saved(job.folder), wanted)
                     bad += difference > (0.0 if fewer is None else NEAR)
                     how = "same plan" if fewer is None else "two processes"
                     sys.stdout.write(f"{how:14} {phase:10} rank {kill.rank} call {kill.call}: apart {difference:.1e}\n")

@@ -165,8 +165,16 @@ def import_plan(
     from meshwright.export.taking import take_in
 
     found = find_model(model) if model is not None else None
-    also: dict[str, Any] = {"recipe": recipe, "sequence": sequence, "global_batch": global_batch, "devices": devices}
-    return take_in(what, system, cluster=cluster, model=found, **also)
+    return take_in(
+        what,
+        system,
+        cluster=cluster,
+        model=found,
+        recipe=recipe,
+        sequence=sequence,
+        global_batch=global_batch,
+        devices=devices,
+    )
 
 
 def parallelize(

@@ -112,10 +112,17 @@ def test_a_typing_error_is_listed_with_what_was_meant() -> None:
     assert found.notes == ("--sequence-paralel: not known; did you mean --sequence-parallel?",)
 
 
-def test_values_that_a_trainer_fills_in_are_listed() -> None:
-    text = Path(__file__).with_name("published") / "zero3.json"
-    found = take_in([str(text)], "deepspeed", cluster="2x8xv100-32gb", model="llama-2-7b", sequence=2048)
-    assert not any("auto" in name for name in found.left)
+def test_values_that_a_trainer_fills_in_are_listed(tmp_path: Path) -> None:
+    published = Path(__file__).with_name("published") / "zero3.json"
+    filled_in = tmp_path / "auto.json"
+    text = published.read_text(encoding="utf-8")
+    filled_in.write_text(text.replace('"lr": 3e-5', '"lr": "auto"'), encoding="utf-8")
+    said, left_open = (
+        take_in([str(path)], "deepspeed", cluster="2x8xv100-32gb", model="llama-2-7b", sequence=2048)
+        for path in (published, filled_in)
+    )
+    assert not any("auto" in name for name in said.left)
+    assert set(left_open.left) - set(said.left) == {"optimizer.params.lr: auto"}
 
 
 @pytest.mark.parametrize(

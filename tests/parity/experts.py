@@ -4,9 +4,10 @@ from typing import Any
 
 from tests.parity.cases import FLAT, SQUARE, uniform
 from tests.parity.harness import Case
-from tests.parity.pipelines import TP, TWO, staged
+from tests.parity.pipelines import TP, TWO, ZERO1, ZERO3, on_groups
 
-_LAYERS, _ZERO3 = "decoder.0-3", {"all": "dp/zero3"}
+_LAYERS, _ALL_ZERO3 = "decoder.0-3", {"all": "dp/zero3"}
+_EP = {"x": "ep"}
 
 
 def _one(dense: dict[str, dict[str, str]], mesh: dict[str, int], experts: Any, **settings: Any) -> Case:
@@ -52,7 +53,7 @@ EXPERTS: dict[str, Case] = {
         },
     ),
     "qwen3: experts with a row and without": _one(
-        {"embed": _ZERO3, "decoder.0-1": _ZERO3, "decoder.2-3": {"all": "dp"}, "head": _ZERO3},
+        {"embed": _ALL_ZERO3, "decoder.0-1": _ALL_ZERO3, "decoder.2-3": {"all": "dp"}, "head": _ALL_ZERO3},
         FLAT,
         {"decoder.2-3": {"all": "ep"}},
         family="qwen3_moe",
@@ -64,42 +65,23 @@ EXPERTS: dict[str, Case] = {
         length=2,
         micro_batches=4,
     ),
-    "1f1b": Case(
-        {},
-        {},
-        "mixtral",
-        groups=TWO,
-        stages=staged("ab", {"x": "dp/zero1"}),
-        experts={
-            "decoder.0-1": {"x": "ep"},
-            "decoder.2-3": {"x": "ep"},
-        },
-        micro_batches=4,
-    ),
-    "interleaved": Case(
-        {},
-        {},
-        "qwen3_moe",
-        groups=TWO,
-        stages=staged("abab", {"x": "dp/zero3"}),
-        experts={
-            "decoder.0": {"x": "ep"},
-            "decoder.2": {"x": "dp/zero3"},
-            "decoder.3": {"x": "ep"},
-        },
-        micro_batches=4,
+    "1f1b": on_groups("ab", TWO, ZERO1, family="mixtral", experts=dict.fromkeys(("decoder.0-1", "decoder.2-3"), _EP)),
+    "interleaved": on_groups(
+        "abab",
+        TWO,
+        ZERO3,
+        family="qwen3_moe",
+        experts={"decoder.0": _EP, "decoder.2": ZERO3, "decoder.3": _EP},
         schedule="interleaved",
     ),
-    "zbv, ranks to which no position comes": Case(
-        {},
-        {},
-        "mixtral",
-        groups=TWO,
-        stages=staged("abba", TP),
-        experts={f"decoder.{number}": {"x": "ep"} for number in range(4)},
+    "zbv, ranks to which no position comes": on_groups(
+        "abba",
+        TWO,
+        TP,
+        family="mixtral",
+        experts={f"decoder.{number}": _EP for number in range(4)},
         samples=4,
         length=2,
-        micro_batches=4,
         schedule="zbv",
     ),
 }

@@ -2,7 +2,7 @@
 
 from tests.parity.cases import SQUARE
 from tests.parity.harness import Case
-from tests.parity.pipelines import CUTS, DP, TP, TWO, staged
+from tests.parity.pipelines import CUTS, DP, TP, TWO, on_groups
 
 Roles = dict[str, str]
 _ENDS = {"node": "dp/zero1", "gpu": "tp"}
@@ -94,10 +94,9 @@ FAMILIES: dict[str, Case] = {
 def _staged(
     family: str, roles: object = TP, schedule: str = "1f1b", layers: str = "decoder", **settings: object
 ) -> Case:
-    fields = {"groups": TWO, "micro_batches": 4, "schedule": schedule, **settings}
     on = "abba" if schedule == "zbv" else "ab"
     cut = [spans.replace("decoder", layers) for spans in CUTS[len(on)]]
-    return Case({}, {}, family, stages=staged(on, roles, *cut), **fields)  # type: ignore[arg-type]
+    return on_groups(on, TWO, roles, *cut, family=family, schedule=schedule, **settings)
 
 
 _ENCODER, _DECODER = "encoder_embed encoder.0-1 encoder_norm", "decoder_embed decoder.0-1 head"
@@ -107,8 +106,7 @@ def _two_sides(family: str, roles: object, *encoder: str, **settings: object) ->
     """A decoder on a stage of its own, after an encoder on one, or several of one rank."""
     cut = (*(encoder or (_ENCODER,)), _DECODER)
     groups = TWO if len(cut) == 2 else {"a": ("0", {"x": 1}), "b": ("3", {"x": 1}), "c": ("1-2", {"x": 2})}
-    stages = staged("abc"[: len(cut)], roles, *cut)
-    return Case({}, {}, family, groups=groups, stages=stages, tied=True, micro_batches=4, **settings)  # type: ignore[arg-type]
+    return on_groups("abc"[: len(cut)], groups, roles, *cut, family=family, tied=True, **settings)
 
 
 STAGED: dict[str, Case] = {

@@ -39,7 +39,8 @@ TIED = {**GPT2, "tied": True}
 BOTH = uniform(node="dp/zero3", gpu="tp")
 
 
-def _case(on: str, groups: Groups, roles: Any, *cut: str, **settings: Any) -> Case:
+def on_groups(on: str, groups: Groups, roles: Any, *cut: str, **settings: Any) -> Case:
+    """A case of stages as `staged` has them, in four micro-batches where not said otherwise."""
     return Case({}, {}, **{"groups": groups, "stages": staged(on, roles, *cut), "micro_batches": 4, **settings})
 
 
@@ -48,18 +49,18 @@ def _rows(*stages: tuple[str, Rows], **settings: Any) -> Case:
 
 
 PIPELINES: dict[str, Case] = {
-    "1f1b, tied": _case("ab", TWO, DP, "embed decoder.0-2", "decoder.3 head", **TIED),
-    "1f1b, ends apart on ranks in any order": _case(
+    "1f1b, tied": on_groups("ab", TWO, DP, "embed decoder.0-2", "decoder.3 head", **TIED),
+    "1f1b, ends apart on ranks in any order": on_groups(
         "abcd", FOUR, DP, "embed", "decoder.0-2", "decoder.3", "head", micro_batches=8, padded=True
     ),
-    "1f1b, few micro-batches": _case("abcd", FOUR, DP, micro_batches=2, changing=True),
-    "1f1b, zero3 tied": _case("ab", TWO, ZERO3, **TIED),
-    "1f1b, zero2 tied": _case("ab", TWO, ZERO2, **TIED, micro_batches=2),
-    "1f1b, tp tied": _case("ab", TWO, TP, tied=True, micro_batches=2),
-    "1f1b, one, two and one rank": _case(
+    "1f1b, few micro-batches": on_groups("abcd", FOUR, DP, micro_batches=2, changing=True),
+    "1f1b, zero3 tied": on_groups("ab", TWO, ZERO3, **TIED),
+    "1f1b, zero2 tied": on_groups("ab", TWO, ZERO2, **TIED, micro_batches=2),
+    "1f1b, tp tied": on_groups("ab", TWO, TP, tied=True, micro_batches=2),
+    "1f1b, one, two and one rank": on_groups(
         "abc", UNEQUAL, {"b": TP}, "embed decoder.0", "decoder.1-2", "decoder.3 head", padded=True
     ),
-    "1f1b, one rank, then a ring of three": _case(
+    "1f1b, one rank, then a ring of three": on_groups(
         "ab", ONE_AND_THREE, {"b": CP}, "embed decoder.0-2", "decoder.3 head", micro_batches=2
     ),
     "1f1b, every split and state": _rows(
@@ -75,19 +76,19 @@ PIPELINES: dict[str, Case] = {
         ("a", {"embed": DP, "decoder.0": TP, "decoder.1": DP}),
         ("b", {"decoder.2": TP, "decoder.3": ZERO3, "head": TP}),
     ),
-    "gpipe, the embedding alone": _case("ab", TWO, DP, "embed", "decoder.0-3 head", **GPT2, schedule="gpipe"),
-    "gpipe, zero3 reduced once": _case("ab", TWO, ZERO3, schedule="gpipe", execution={"sync": "last"}),
-    "gpipe, a ring's zero1 and copies' zero2, reduced once": _case(
+    "gpipe, the embedding alone": on_groups("ab", TWO, DP, "embed", "decoder.0-3 head", **GPT2, schedule="gpipe"),
+    "gpipe, zero3 reduced once": on_groups("ab", TWO, ZERO3, schedule="gpipe", execution={"sync": "last"}),
+    "gpipe, a ring's zero1 and copies' zero2, reduced once": on_groups(
         "ab", TWO, {"a": {"x": "cp/zero1"}, "b": {"x": "copy/zero2"}}, schedule="gpipe", execution={"sync": "last"}
     ),
-    "interleaved, zero1 tied": _case("abab", TWO, ZERO1, **TIED, schedule="interleaved", changing=True),
-    "interleaved, zero3": _case("abab", TWO, ZERO3, schedule="interleaved"),
-    "interleaved, tp+sp and zero2 under ulysses": _case(
+    "interleaved, zero1 tied": on_groups("abab", TWO, ZERO1, **TIED, schedule="interleaved", changing=True),
+    "interleaved, zero3": on_groups("abab", TWO, ZERO3, schedule="interleaved"),
+    "interleaved, tp+sp and zero2 under ulysses": on_groups(
         "abab", TWO, {"a": SP, "b": {"x": "ulysses/zero2"}}, **GPT2, schedule="interleaved", changing=True
     ),
-    "zb-h1, tp then dp": _case("ab", TWO, {"a": TP, "b": DP}, **GPT2, schedule="zb-h1"),
-    "zb-h1, cp then tp+sp": _case("ab", TWO, {"a": CP, "b": SP}, micro_batches=2, schedule="zb-h1"),
-    "zbv, tied": _case("abba", TWO, DP, **TIED, schedule="zbv"),
+    "zb-h1, tp then dp": on_groups("ab", TWO, {"a": TP, "b": DP}, **GPT2, schedule="zb-h1"),
+    "zb-h1, cp then tp+sp": on_groups("ab", TWO, {"a": CP, "b": SP}, micro_batches=2, schedule="zb-h1"),
+    "zbv, tied": on_groups("abba", TWO, DP, **TIED, schedule="zbv"),
     "zbv, a move between stages of a group": _rows(
         ("a", {"embed": TP, "decoder.0": TP}),
         ("b", {"decoder.1": TP}),
@@ -103,8 +104,8 @@ PIPELINES: dict[str, Case] = {
         **GPT2,
         schedule="zbv",
     ),
-    "dualpipev, tp tied": _case("abba", TWO, TP, tied=True, schedule="dualpipev"),
-    "dualpipev, ulysses tied": _case("abba", TWO, {"a": ULYSSES, "b": CP}, tied=True, schedule="dualpipev"),
+    "dualpipev, tp tied": on_groups("abba", TWO, TP, tied=True, schedule="dualpipev"),
+    "dualpipev, ulysses tied": on_groups("abba", TWO, {"a": ULYSSES, "b": CP}, tied=True, schedule="dualpipev"),
     "one stage, gpipe, ranks in any order": _rows(("a", BOTH), groups={"a": ("0,2,1,3", SQUARE)}, schedule="gpipe"),
 }
 """Stages on groups; unlike cuts, meshes, states and schedules."""
@@ -114,10 +115,10 @@ RECOMPUTE: dict[str, Case] = {
     "selective, dp and tp": _rows(
         ("a", uniform(node="dp", gpu="tp")), groups=ONE, recompute={"decoder.0-3": "selective"}, padded=True
     ),
-    "full and selective, 1f1b": _case(
+    "full and selective, 1f1b": on_groups(
         "ab", TWO, {"a": ZERO3, "b": TP}, **GPT2, recompute={"decoder.0-1": "full", "decoder.2-3": "selective"}
     ),
-    "selective, zbv": _case(
+    "selective, zbv": on_groups(
         "abba", TWO, TP, recompute=dict.fromkeys(("decoder.1", "decoder.2"), "selective"), schedule="zbv"
     ),
 }

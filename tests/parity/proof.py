@@ -7,8 +7,9 @@ from typing import Any, Self
 
 from meshwright.train.launch import WorkerPool, preload
 from tests.parity.array import HER_NETWORK, OF_THE_MODEL
-from tests.parity.harness import Case, Outcome, build, judge, limits_of, many_processes, one_process
+from tests.parity.harness import Case, Outcome, build, many_processes, one_process
 from tests.parity.models import spec_of
+from tests.parity.verdict import judge, limits_of
 
 _OF_THE_REFERENCE = (*OF_THE_MODEL, "samples", "steps", "padded")
 

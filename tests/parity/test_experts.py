@@ -9,8 +9,9 @@ from meshwright.plan.spec import parse_role
 from meshwright.train.launch import WorkerPool
 from tests.parity import expert_faults as faults
 from tests.parity.experts import EXPERTS
-from tests.parity.harness import EXACT, Case, Fault, in_float32, judge, limits_of, many_processes, one_process, prove
+from tests.parity.harness import Case, Fault, in_float32, many_processes, one_process
 from tests.parity.moved import inputs_of, moved_as_predicted, sent_to_experts_as_predicted
+from tests.parity.verdict import EXACT, judge, limits_of, prove
 
 FAULTS: dict[str, tuple[Fault, str, str]] = {
     "positions that come back in another order": (faults.returned_in_another_order, "ep of four", "loss"),
@@ -23,13 +24,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 
 def test_what_the_rules_call_proven_of_experts_is_what_is_proven_here() -> None:
     roles = {parse_role(role) for case in EXPERTS.values() for row in case.experts.values() for role in row.values()}
-    dense = {
-        parse_role(role)
-        for case in EXPERTS.values()
-        for _, rows in case.stages
-        for row in rows.values()
-        for role in row.values()
-    }
+    dense = {role for case in EXPERTS.values() for role in case.roles}
     families = {name: proof for name, proof in FAMILIES.items() if proof.experts}
     assert families.keys() == {case.family for case in EXPERTS.values()}
     for proof in families.values():

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.plan import rules_families
-from meshwright.plan.spec import parse_role
 from meshwright.train.launch import WorkerPool
 from tests.parity import family_faults as faults
 from tests.parity.families import FAMILIES, STAGED
-from tests.parity.harness import EXACT, Case, Fault, judge, limits_of, many_processes, one_process, prove
+from tests.parity.harness import Case, Fault, many_processes, one_process
 from tests.parity.moved import inputs_of, moved_as_predicted
+from tests.parity.verdict import EXACT, judge, limits_of, prove
 
 CASES = {**FAMILIES, **STAGED}
 FAULTS: dict[str, tuple[Fault, str, str]] = {
@@ -45,13 +45,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 def test_what_the_rules_call_proven_of_a_family_is_what_is_proven_here() -> None:
     for name, proof in rules_families.FAMILIES.items():
         cases = [case for case in CASES.values() if case.family == name]
-        roles = {
-            parse_role(role)
-            for case in cases
-            for rows in (case.rows, *(rows for _, rows in case.stages))
-            for row in rows.values()
-            for role in row.values()
-        }
+        roles = {role for case in cases for role in case.roles}
         if name not in ("llama", "gpt2") and not proof.experts:  # of which test_roles, _pipelines, _experts prove more
             assert {role.split for role in roles} == set(proof.splits)
             assert {role.state for role in roles} == {None, "zero1", "zero2", "zero3"}

@@ -7,7 +7,8 @@ import pytest
 from meshwright.train.launch import WorkerPool
 from tests.parity import faults
 from tests.parity.cases import ROLES, SPLITS
-from tests.parity.harness import EXACT, Case, Fault, Verdict, prove
+from tests.parity.harness import Case, Fault
+from tests.parity.verdict import EXACT, Verdict, prove
 
 _DP_TP = ROLES["dp and tp"]
 _POSITIONS, _ONE_KV_HEAD = SPLITS["attention dropped, samples padded"], SPLITS["one KV head for all"]

@@ -5,22 +5,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.plan.rules_runtime import PROVEN, PROVEN_SPLITS, PROVEN_STATES
-from meshwright.plan.spec import parse_role
 from meshwright.train.launch import WorkerPool
 from tests.parity import pipeline_faults as faults
-from tests.parity.harness import (
-    EXACT,
-    Case,
-    Fault,
-    in_float32,
-    judge,
-    limits_of,
-    many_processes,
-    one_process,
-    prove,
-)
+from tests.parity.harness import Case, Fault, in_float32, many_processes, one_process
 from tests.parity.moved import inputs_of, moved_as_predicted
 from tests.parity.pipelines import PIPELINES, RECOMPUTE
+from tests.parity.verdict import EXACT, judge, limits_of, prove
 
 CASES = {**PIPELINES, **RECOMPUTE}
 
@@ -43,13 +33,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 
 def test_what_the_rules_call_proven_on_several_stages_is_what_is_proven_here() -> None:
     several = [case for case in PIPELINES.values() if len(case.stages) > 1]
-    roles = {
-        parse_role(role)
-        for case in several
-        for _, rows in case.stages
-        for row in rows.values()
-        for role in row.values()
-    }
+    roles = {role for case in several for role in case.roles}
     assert {role.split for role in roles} == set(PROVEN_SPLITS)
     assert {role.state for role in roles} == {None, *PROVEN_STATES}
     assert {case.schedule for case in PIPELINES.values()} == set(PROVEN["plan.schedule"])

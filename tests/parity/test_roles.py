@@ -6,16 +6,16 @@ import pytest
 
 from meshwright.plan.rules_families import FAMILIES
 from meshwright.plan.rules_runtime import PROVEN_SPLITS, PROVEN_STATES
-from meshwright.plan.spec import parse_role
 from meshwright.train.launch import WorkerPool
 from tests.parity.cases import every
-from tests.parity.harness import Case, in_bf16, in_float32, prove
+from tests.parity.harness import Case, in_bf16, in_float32
+from tests.parity.verdict import prove
 
 CASES = every()
 
 
 def test_what_the_rules_call_proven_is_what_is_proven_here() -> None:
-    roles = {parse_role(role) for case in CASES.values() for row in case.rows.values() for role in row.values()}
+    roles = {role for case in CASES.values() for role in case.roles}
     assert {role.split for role in roles} == set(PROVEN_SPLITS)
     assert {role.state for role in roles} == {None, *PROVEN_STATES}
     assert {case.family for case in CASES.values()} == {

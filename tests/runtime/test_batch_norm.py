@@ -59,9 +59,7 @@ def test_ranks_that_hold_parts_of_a_batch_do_what_one_does_with_all(
     found = pool.run(_on_a_rank, momentum, affine)
     close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-11)
     for place in range(3):
-        torch.testing.assert_close(
-            torch.cat([each[0][place] for each in found]), wanted[0][place], rtol=1e-10, atol=1e-11
-        )
+        close(torch.cat([each[0][place] for each in found]), wanted[0][place])
     for place in range(2 if affine else 0):
         close(sum(each[1][place] for each in found), wanted[1][place])
     for each in found:

@@ -15,7 +15,8 @@ from meshwright.plan.groups import process_groups
 from meshwright.runtime.owners import _PIECE, _checksum
 from meshwright.train.launch import WorkerPool
 from tests.parity.cases import FLAT, MIXED, ROLES, uniform
-from tests.parity.harness import Case, batches, build, plan_of, recipe_of, relative
+from tests.parity.harness import Case, batches, build, plan_of, recipe_of
+from tests.parity.verdict import relative
 from tests.runtime.counting import CountCollectives
 
 

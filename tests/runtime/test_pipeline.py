@@ -11,8 +11,9 @@ from meshwright.plan.groups import process_groups
 from meshwright.runtime import mesh
 from meshwright.runtime.shard import local_part
 from meshwright.train.launch import WorkerPool
-from tests.parity.harness import Case, batches, build, plan_of, recipe_of, relative
+from tests.parity.harness import Case, batches, build, plan_of, recipe_of
 from tests.parity.pipelines import PIPELINES
+from tests.parity.verdict import relative
 
 ZERO3_TIED = replace(PIPELINES["1f1b, zero3 tied"], dropout=0.0)
 NAMES = ("transformer.wte.weight", "lm_head.weight")

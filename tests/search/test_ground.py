@@ -39,7 +39,7 @@ def solved(search: Search) -> Iterator[tuple[Shape, Choice, Kept, float]]:
         choice = realise(search.problem, shape)
         if choice is None or not search._is_sound(shape, choice):
             continue
-        every: list[StageCosts] = [*search._costs_of(shape, choice), *search._replicas_of(shape, choice)]
+        every: list[StageCosts] = [*search._costs.whole(shape, choice), *search._costs.inside(shape, choice)]
         for costs in every:
             solution = Solver(costs, choice).solve(float("inf"))
             if solution is not None:
@@ -88,7 +88,7 @@ def test_no_plan_whose_groups_have_several_stages_takes_less_than_its_bounds(nam
         for schedule, virtual in schedules(search.problem, shape):
             choice = realise(search.problem, shape, schedule, virtual)
             assert choice is not None
-            for costs in (*search._costs_of(shape, choice), *search._replicas_of(shape, choice)):
+            for costs in (*search._costs.whole(shape, choice), *search._costs.inside(shape, choice)):
                 solution = Solver(costs, choice).solve(float("inf"))
                 inside = costs.bench.choice.pieces != choice.pieces
                 own = replace(choice, pieces=costs.bench.choice.pieces)

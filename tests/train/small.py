@@ -15,6 +15,8 @@ from meshwright.plan.spec import Plan
 from meshwright.recipe.run import Run
 from meshwright.runtime.precision import kept
 from meshwright.train.build import build_module
+from meshwright.train.checkpoint import read_whole
+from meshwright.train.checkpoints import Checkpoints
 from meshwright.train.data import open_data
 from meshwright.train.job import Job
 from meshwright.train.learning_rate import share_of_peak
@@ -80,13 +82,11 @@ SHAPES: Mapping[str, dict[str, Any]] = {
     "interleaved": {"pp": 2, "virtual": 2, "micro_batches": 4, "zero": 1},
 }
 """Uniform plans."""
-MIXED: dict[str, dict[str, dict[str, str]]] = {
-    "llama": {
-        "embed": {"pair": "tp", "one": "tp"},
-        "decoder.0-1": {"pair": "tp", "one": "tp"},
-        "decoder.2-3": {"pair": "dp/zero3", "one": "tp"},
-        "head": {"pair": "tp", "one": "tp"},
-    },
+MIXED: Mapping[str, dict[str, str]] = {
+    "embed": {"pair": "tp", "one": "tp"},
+    "decoder.0-1": {"pair": "tp", "one": "tp"},
+    "decoder.2-3": {"pair": "dp/zero3", "one": "tp"},
+    "head": {"pair": "tp", "one": "tp"},
 }
 """Span → roles: layers that are unlike each other in one plan."""
 
@@ -136,9 +136,7 @@ def _mixed(run: Run, name: str) -> Plan:
             "micro_batches": 2,
             "schedule": "1f1b",
             "groups": {"all": {"devices": "0-3", "mesh": {"pair": 2, "one": 2}}},
-            "stages": [
-                {"on": "all", "layers": [{"span": span, "roles": roles} for span, roles in MIXED["llama"].items()]}
-            ],
+            "stages": [{"on": "all", "layers": [{"span": span, "roles": roles} for span, roles in MIXED.items()]}],
         }
     )
 
@@ -173,6 +171,18 @@ def _step(module: nn.Module, batch: dict[str, torch.Tensor], run: Run) -> float:
     if run.recipe.clip_norm is not None:
         nn.utils.clip_grad_norm_(module.parameters(), run.recipe.clip_norm)
     return float(loss.detach())
+
+
+def saved(place: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, parameters and optimizer states."""
+    return {**read_whole(place, "parameters"), **read_whole(place, "optimizer")}
+
+
+def last_saved(folder: Path) -> dict[str, torch.Tensor]:
+    """Those of the last checkpoint of a run's folder."""
+    latest = Checkpoints(folder).latest()
+    assert latest is not None
+    return saved(latest)
 
 
 def initial_values(run: Run) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from meshwright.train.data import open_data
 from meshwright.train.job import Job
 from meshwright.train.launch import WorkerPool
 from meshwright.train.optimizers import Stepper
-from tests.train.small import job_of, run_of
+from tests.train.small import job_of, run_of, saved
 
 
 def started(job: Job) -> tuple[Any, Stepper]:
@@ -47,10 +47,6 @@ def handed_on(jobs: list[Job], folder: Path) -> None:
         checkpoint.write(folder / str(number), contents(parallel, stepper), {"step": 2})
 
 
-def bits(place: Path) -> dict[str, torch.Tensor]:
-    return {**read_whole(place, "parameters"), **read_whole(place, "optimizer")}
-
-
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("model", "optimizer", "shapes"),
@@ -65,13 +61,13 @@ def test_each_of_unlike_plans_reads_what_another_wrote_bit_for_bit(
 ) -> None:
     run = run_of(tmp_path, model=model, optimizer={"name": optimizer})
     pool.run(handed_on, [job_of(run, shape) for shape in shapes], tmp_path, timeout=200)
-    first = bits(tmp_path / "0")
+    first = saved(tmp_path / "0")
     assert sum(tensor.numel() for name, tensor in first.items() if "/" not in name) > 10_000
     moments = [tensor for name, tensor in first.items() if name.endswith(("exp_avg", "momentum_buffer", "row_var"))]
     assert len(moments) > 20
     assert all(bool(tensor.any()) for tensor in moments)
     for number, shape in enumerate(shapes):
-        found = bits(tmp_path / str(number))
+        found = saved(tmp_path / str(number))
         assert found.keys() == first.keys()
         for name, tensor in first.items():
             assert torch.equal(found[name], tensor), f"{name} under {shape}"

@@ -14,12 +14,11 @@ import torch
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
-from meshwright.train.checkpoint import read_whole
 from meshwright.train.checkpoints import Checkpoints
 from meshwright.train.job import Job
 from meshwright.train.launch import WorkerError
 from meshwright.train.local import run_locally
-from tests.train.small import job_of, run_of
+from tests.train.small import job_of, last_saved, run_of
 
 pytestmark = pytest.mark.timeout(200)
 Event = dict[str, Any]
@@ -42,12 +41,6 @@ def at_step(step: int, action: Callable[[], None], events: list[Event]) -> Calla
     return hear
 
 
-def state(job: Job) -> dict[str, torch.Tensor]:
-    latest = Checkpoints(job.folder).latest()
-    assert latest is not None
-    return {**read_whole(latest, "parameters"), **read_whole(latest, "optimizer")}
-
-
 def small(folder: Path, **fields: Any) -> Job:
     return job_of(run_of(folder, **fields), "zero2", processes=2)
 
@@ -62,7 +55,7 @@ def test_a_killed_rank_ends_the_run_and_a_restart_ends_where_an_undisturbed_one_
     told = [event["event"] for event in events]
     assert told.index("restart") < told.index("resume")
     assert "killed by SIGKILL" in next(event["why"] for event in events if event["event"] == "restart")
-    wanted, found = state(calm), state(disturbed)
+    wanted, found = last_saved(calm.folder), last_saved(disturbed.folder)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     lines = (disturbed.folder / "metrics.jsonl").read_text().splitlines()
@@ -94,7 +87,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later_as_if_it_had_not_stopped(tmp_p
     assert 2 <= first.step < 6
     second = run_locally(job, lambda _: None)
     assert (second.step, second.stopped) == (6, False)
-    wanted, found = state(calm), state(job)
+    wanted, found = last_saved(calm.folder), last_saved(job.folder)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 

@@ -16,6 +16,7 @@ from meshwright.train.launch import WorkerPool
 from meshwright.train.lion import Lion
 from meshwright.train.muon import orthogonalised, scale_of
 from meshwright.train.optimizers import Stepper, hidden_matrices
+from tests.train.curves import adamw
 from tests.train.small import alone, job_of, run_of
 
 EXACT = 1e-9
@@ -56,7 +57,7 @@ def make_muon(module: nn.Module) -> torch.optim.Optimizer:
 
 
 MAKES: dict[str, Make] = {
-    "adamw": lambda each: torch.optim.AdamW(each.parameters(), betas=(0.9, 0.95), weight_decay=0.1, foreach=False),
+    "adamw": adamw,
     "sgd": lambda each: torch.optim.SGD(each.parameters(), momentum=0.9, weight_decay=0.1, foreach=False),
     "lion": lambda each: Lion(each.parameters(), lr=1.0, betas=(0.9, 0.95), weight_decay=0.1),
     "adafactor": lambda each: torch.optim.Adafactor(each.parameters(), weight_decay=0.1, foreach=False),

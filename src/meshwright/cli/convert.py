@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.base import app
-from meshwright.cli.generate import INSTALL, REMOTE, WEIGHTS
-from meshwright.cli.options import Json
+from meshwright.cli.options import INSTALL, REMOTE, WEIGHTS, Json
 from meshwright.errors import MeshwrightError
 
 _EXAMPLES = """Example: meshwright convert run model-folder --verify

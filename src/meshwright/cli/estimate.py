@@ -6,18 +6,22 @@ import typer
 
 from meshwright.cli.base import app
 from meshwright.cli.options import (
-    SEQUENCE,
-    ZERO,
     CalibrationOption,
     ClusterOption,
     Json,
+    KernelsOption,
+    MicroBatchesOption,
     ModelOption,
+    PlanFile,
+    PlanOutput,
     RecipeOption,
     Recompute,
+    SeqOption,
     Whole,
+    ZeroOption,
     number,
 )
-from meshwright.plan.words import Kernels, Schedule
+from meshwright.plan.words import Schedule
 
 _ORDER = "A table of actions, as torch's pipelining dumps it, in place of the plan's schedule."
 _TIMELINE = "Write the simulated step here, for ui.perfetto.dev."
@@ -38,7 +42,7 @@ def estimate(
     model: ModelOption = None,
     cluster: ClusterOption = None,
     recipe: RecipeOption = None,
-    seq: Annotated[str | None, typer.Option("--seq", metavar="N|STREAM=N,...", help=SEQUENCE)] = None,
+    seq: SeqOption = None,
     global_batch: Annotated[Whole, number("--global-batch", "Samples per step, without a recipe.")] = None,
     tp: Annotated[Whole, number("--tp", "Tensor-parallel ways.")] = None,
     pp: Annotated[Whole, number("--pp", "Pipeline-parallel ways.")] = None,
@@ -47,16 +51,16 @@ def estimate(
     ep: Annotated[Whole, number("--ep", "Expert-parallel ways.")] = None,
     etp: Annotated[Whole, number("--etp", "Tensor-parallel ways inside the experts, if not --tp.")] = None,
     dp: Annotated[Whole, number("--dp", "Data-parallel ways, if not all that is left.")] = None,
-    zero: Annotated[Whole, typer.Option("--zero", metavar="0|1|2|3", help=ZERO)] = None,
+    zero: ZeroOption = None,
     shard: Annotated[Whole, number("--shard", "Ranks that --zero shards over; the others are replicas.")] = None,
     micro_batch: Annotated[Whole, number("--micro-batch", "Samples of a micro-batch for each dp rank.")] = None,
-    micro_batches: Annotated[Whole, number("--micro-batches", "A count, in place of --micro-batch.")] = None,
+    micro_batches: MicroBatchesOption = None,
     recompute: Annotated[Recompute | None, typer.Option(help="What backward computes again.")] = None,
     sp: Annotated[bool, typer.Option("--sp", help="Sequence-parallel activations between tp matrices.")] = False,
     virtual: Annotated[Whole, number("--virtual", "Stages on each pipeline rank, interleaved.")] = None,
     schedule: Annotated[Schedule | None, typer.Option(help="The pipeline's schedule.")] = None,
-    kernels: Annotated[Kernels | None, typer.Option(help="What the implementation fuses and keeps.")] = None,
-    output: Annotated[str | None, typer.Option("-o", "--output", metavar="PATH", help="Write the plan here.")] = None,
+    kernels: KernelsOption = None,
+    output: PlanOutput = None,
     order_table: Annotated[str | None, typer.Option("--order", metavar="CSV", help=_ORDER)] = None,
     timeline: Annotated[str | None, typer.Option("--timeline", metavar="PATH", help=_TIMELINE)] = None,
     calibration: CalibrationOption = None,
@@ -82,7 +86,7 @@ def estimate(
 
 @app.command(short_help="Say whether a plan is sound and fits.", epilog="Example: meshwright check plan.yaml")
 def check(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
+    plan: PlanFile,
     *,
     scope: Annotated[Scope, typer.Option(help=_SCOPE)] = "meaning",
     model: ModelOption = None,

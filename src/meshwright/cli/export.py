@@ -1,11 +1,20 @@
 """Handing plans over to other systems, and taking in what runs there."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from meshwright.cli.base import app
-from meshwright.cli.options import CalibrationOption, ClusterOption, Json, ModelOption, RecipeOption, Whole, number
+from meshwright.cli.options import (
+    CalibrationOption,
+    ClusterOption,
+    Json,
+    ModelOption,
+    PlanFile,
+    RecipeOption,
+    Whole,
+    number,
+)
 
 _TO = "megatron|torchtitan|deepspeed|accelerate"
 _FROM = "megatron|megatron-deepspeed|neox|torchtitan|deepspeed|accelerate"
@@ -20,7 +29,7 @@ Example: meshwright import --from deepspeed ds.json --model llama-3.1-8b --clust
 
 @app.command(short_help="Write a plan as another system's files.", epilog=_EXPORT_EXAMPLES)
 def export(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file.")],
+    plan: PlanFile,
     *,
     to: Annotated[str, typer.Option("--to", metavar=_TO, help="The system.")],
     output: Annotated[
@@ -78,8 +87,16 @@ def import_(
 
     if cluster is None:
         raise PlanError("--cluster must be given: launch lines do not say which devices they are for")
-    also: dict[str, Any] = {"recipe": recipe, "sequence": seq, "global_batch": global_batch, "devices": devices}
-    found = take_in(what, source, cluster=cluster, model=model, **also)
+    found = take_in(
+        what,
+        source,
+        cluster=cluster,
+        model=model,
+        recipe=recipe,
+        sequence=seq,
+        global_batch=global_batch,
+        devices=devices,
+    )
     if output:
         write_taken(found, output, model=model, cluster=cluster, recipe=recipe)
     elif not as_json:

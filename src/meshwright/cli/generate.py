@@ -5,12 +5,9 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.base import app
-from meshwright.cli.options import Json, number
+from meshwright.cli.options import INSTALL, REMOTE, WEIGHTS, Json, number
 from meshwright.errors import MeshwrightError
 
-WEIGHTS = "A Hugging Face folder, a checkpoint, or a run's folder, whose last checkpoint is taken."
-REMOTE = "Run the Python code that comes with the model's folder, if it needs any."
-INSTALL = "pip install 'meshwright[train]'"
 _TOKENIZER = "bytes, a tokenizer.json or a folder with one; none: the model's own."
 _TEMPERATURE = "0 takes the likeliest token each time; 1 draws from what the model says."
 _EXAMPLES = """Example: meshwright generate run --prompt "def main("

@@ -33,16 +33,21 @@ def read_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     from meshwright.yaml12 import load
 
     data, lines = load(read_text(path), str(path))
+    folder = Path(path).parent
     if isinstance(data, dict):
-        data = {key: _beside(value, Path(path).parent) if key in _PATHS else value for key, value in data.items()}
+        data = _beside(data, _PATHS, folder)
         if isinstance(data.get("data"), dict):
-            named = {key: _beside(data["data"][key], Path(path).parent) for key in _DATA_PATHS if key in data["data"]}
-            data["data"] = data["data"] | named
+            data |= {"data": _beside(data["data"], _DATA_PATHS, folder)}
     data = _with_recipe(with_overrides(_with_recipe(data), overrides))
     return Run.from_data(data, str(path), lines)
 
 
-def _beside(value: Any, folder: Path) -> Any:
+def _beside(section: dict[str, Any], keys: Sequence[str], folder: Path) -> dict[str, Any]:
+    """A section with the paths under these keys as they are seen from here."""
+    return section | {key: _seen_from_here(section[key], folder) for key in keys if key in section}
+
+
+def _seen_from_here(value: Any, folder: Path) -> Any:
     """A path as seen from here, where it names something beside the run file."""
     if not isinstance(value, str) or value in catalog_names():
         return value

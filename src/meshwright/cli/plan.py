@@ -6,18 +6,21 @@ import typer
 
 from meshwright.cli.base import app
 from meshwright.cli.options import (
-    SEQUENCE,
-    ZERO,
     CalibrationOption,
     ClusterOption,
     Json,
+    KernelsOption,
+    MicroBatchesOption,
     ModelOption,
+    PlanOutput,
     RecipeOption,
     Recompute,
+    SeqOption,
     Whole,
+    ZeroOption,
     number,
 )
-from meshwright.plan.words import Kernels, Schedule
+from meshwright.plan.words import Schedule
 
 _FORBID = (
     "What no layer may do: tp, pp, cp, ulysses, ep, zero1, zero2, zero3, hsdp, unlike, full, selective; repeatable."
@@ -42,7 +45,7 @@ def plan(
     model: ModelOption = None,
     cluster: ClusterOption = None,
     recipe: RecipeOption = None,
-    seq: Annotated[str | None, typer.Option("--seq", metavar="N|STREAM=N,...", help=SEQUENCE)] = None,
+    seq: SeqOption = None,
     global_batch: Annotated[
         str | None, typer.Option("--global-batch", metavar="N|LO..HI[:STEP]", help=_BATCHES)
     ] = None,
@@ -61,9 +64,9 @@ def plan(
     ep: Annotated[Whole, number("--ep", "Fix the expert-parallel ways.")] = None,
     etp: Annotated[Whole, number("--etp", "Fix the tensor-parallel ways inside the experts.")] = None,
     dp: Annotated[Whole, number("--dp", "Fix the data-parallel ways.")] = None,
-    zero: Annotated[Whole, typer.Option("--zero", metavar="0|1|2|3", help=ZERO)] = None,
+    zero: ZeroOption = None,
     micro_batch: Annotated[Whole, number("--micro-batch", "Fix the samples of a micro-batch for each dp rank.")] = None,
-    micro_batches: Annotated[Whole, number("--micro-batches", "A count, in place of --micro-batch.")] = None,
+    micro_batches: MicroBatchesOption = None,
     virtual: Annotated[Whole, number("--virtual", "Fix the stages on each pipeline rank.")] = None,
     schedule: Annotated[Schedule | None, typer.Option(help="Fix it; none: 1f1b and interleaved.")] = None,
     recompute: Annotated[Recompute | None, typer.Option(help="Fix it for all numbered layers.")] = None,
@@ -73,12 +76,12 @@ def plan(
     near: Annotated[str | None, typer.Option("--near", metavar="PLAN", help=_NEAR)] = None,
     changes: Annotated[Whole, number("--changes", "Choices in which the answer may differ from --near; 3.")] = None,
     scope: Annotated[str, typer.Option("--for", metavar=_SYSTEMS, help="What must be able to run it.")] = "any",
-    kernels: Annotated[Kernels | None, typer.Option(help="What the implementation fuses and keeps.")] = None,
+    kernels: KernelsOption = None,
     gap: Annotated[float, typer.Option("--gap", metavar="SHARE", help=_GAP)] = 0.01,
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="SECONDS", help="Answer with the best by then.")
     ] = 10,
-    output: Annotated[str | None, typer.Option("-o", "--output", metavar="PATH", help="Write the plan here.")] = None,
+    output: PlanOutput = None,
     calibration: CalibrationOption = None,
     as_json: Json = False,
 ) -> None:

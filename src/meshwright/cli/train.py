@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshwright.cli.base import app
-from meshwright.cli.options import Json
+from meshwright.cli.options import INSTALL, Json
 
 if TYPE_CHECKING:
     from meshwright.recipe.run import Run
@@ -37,9 +37,7 @@ def train(
     try:
         from meshwright.train.launch import launched
     except ImportError as error:
-        raise MeshwrightError(
-            f"training needs torch, which is not here ({error}); pip install 'meshwright[train]'"
-        ) from None
+        raise MeshwrightError(f"training needs torch, which is not here ({error}); {INSTALL}") from None
     from meshwright.cli.job import read_run
     from meshwright.report.train import Screen
 

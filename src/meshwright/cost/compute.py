@@ -278,9 +278,8 @@ def layer_load(
 
 def layer_seconds(layer: LayerLoad, storage: Storage, machine: Machine) -> Seconds:
     """The computing of one layer's operators for one micro-batch, on one device."""
-    forward = recompute = backward = weight = by_input = 0.0
+    found = Seconds()
     for load, again in zip(layer.loads, layer.again, strict=True):
         one = operator_seconds(load, storage, machine)
-        forward, backward, weight = forward + one.forward, backward + one.backward, weight + one.weight
-        recompute, by_input = recompute + one.forward * again, by_input + one.input
-    return Seconds(forward, recompute, backward, weight, by_input)
+        found = found.plus(one._replace(recompute=one.forward * again))
+    return found

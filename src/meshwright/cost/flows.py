@@ -135,8 +135,8 @@ def _entering(share: Share, roles: Roles, kernels: KernelSet, elements_of: tuple
     operator = share.operator
     assert isinstance(operator, Linear | Experts)
     width = _routed_width(operator, roles) if isinstance(operator, Experts) else operator.inputs
-    matrix = isinstance(operator, Linear)
-    by_input, by_weight = (Beside(side, share.matrix) if matrix else None for side in _GRADIENTS)
+    by_input = Beside("input", share.matrix) if isinstance(operator, Linear) else None
+    by_weight = by_input._replace(gradient="weight") if by_input else None
     size, wanted = (element * share.sent * width for element in elements_of)
     flows = []
     if roles.plain and share.passes:
@@ -165,9 +165,6 @@ def _statistics(norm: Norm, share: Share, roles: Roles, element: float) -> list[
     forward = Flow("statistics", "all_gather", roles.batch, size * roles.batch_size, "forward")
     back = Flow("statistics", "all_reduce", roles.batch, size, "backward")
     return [forward, back] if share.learns or share.passes else [forward]
-
-
-_GRADIENTS: tuple[Literal["input"], Literal["weight"]] = ("input", "weight")
 
 
 def _routed_width(experts: Experts, roles: Roles) -> int:

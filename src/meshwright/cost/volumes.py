@@ -152,7 +152,7 @@ def _block_states(placement: Placement, block: Block) -> list[Flow]:
             owned = len(stepped.own) * min(1.0, sharding.ways / _tensors(placement, block.group))
             flows += owner_flows(sharding, whole, widths_of(placement), owned)
             continue
-        for piece in pieces if sharding.state == "zero3" and len(pieces) > 1 and whole == held else [whole]:
+        for piece in pieces if sharding.state == "zero3" and whole == held else [whole]:
             flows += state_flows(
                 sharding,
                 piece,

@@ -6,9 +6,9 @@ transformers 5. The YAML takes no batch: a script gives it to its Accelerator or
 
 from meshwright.errors import PlanError
 from meshwright.export.deepspeed import with_batch
-from meshwright.export.fields import Fields
+from meshwright.export.fields import Fields, parallel
 from meshwright.export.keys import NOTHING, REAL, TEXT, TRUTH, WHOLE, Key, Values, words
-from meshwright.export.system import Given, System, copies_of, parallel, take, with_replicas
+from meshwright.export.system import Given, System, copies_of, offloaded, take, with_replicas
 from meshwright.export.texts import write_flags, write_yaml
 from meshwright.plan.rules import Inputs
 
@@ -60,11 +60,10 @@ def finish(fields: Fields, given: Given) -> Fields:
     degree = fields.get("shard_degree")
     if degree not in (None, fields["dp"] // (fields.get("copies") or 1)):
         raise PlanError(f"dp_shard_size {degree} x dp_replicate_size is not the number of processes, {fields['dp']}")
-    offloads = bool(fields.get("offloads"))
     return take(
         with_batch(fields),
         recompute=fields.get("recompute") or fields.get("recompute_by_model") or "none",
-        **{"offload.parameters": offloads, "offload.optimizer": offloads},
+        **offloaded(fields),
         **{"recipe.optimizer.betas": [fields["beta1"], fields["beta2"]]},
     )
 

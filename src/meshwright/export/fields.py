@@ -45,6 +45,11 @@ RECOMPUTES: dict[str, Recompute] = {"none": "none", "full": "full", "selective":
 """Words of the field `recompute`."""
 
 
+def parallel(fields: Fields, *names: str) -> int:
+    """The product of some degrees."""
+    return math.prod(fields.get(name) or 1 for name in names)
+
+
 def fields_of(inputs: Inputs) -> Fields:
     """What most of a plan's layers do, as fields. They make the same plan again where all of them do so."""
     at, main = coordinates(inputs), _main(inputs)
@@ -126,12 +131,9 @@ def plan_of(fields: Fields, model: ModelSpec, cluster: Cluster, recipe: Recipe) 
 
 def _stateful(fields: Fields, cluster: Cluster) -> bool:
     """Whether any ranks hold equal parameters: a state that shards over one rank is none."""
-    ways = math.prod(fields.get(name) or 1 for name in ("tp", "pp"))
-    return (fields["dp"] or 1) * ways * _inner(fields) > ways if fields.get("dp") else cluster.size > ways
-
-
-def _inner(fields: Fields) -> int:
-    return math.prod(fields.get(name) or 1 for name in ("cp", "ulysses"))
+    if fields.get("dp"):
+        return parallel(fields, "dp", "cp", "ulysses") > 1
+    return cluster.size > parallel(fields, "tp", "pp")
 
 
 def _finished(stage: Stage, block: int | None, offload: Offload) -> Stage:
@@ -193,17 +195,10 @@ def _word(inputs: Inputs) -> str:
 
 def _block(plan: Plan) -> int | None:
     """The most layers of a stage that recompute in full, where not all layers recompute alike."""
-    words = {row.recompute for stage in plan.stages for row in stage.layers if row.part is None and _numbered(row)}
-    if len(words) < 2 or words != {"full", "none"}:
+    stages = [[row for row in stage.layers if row.part is None and _numbered(row)] for stage in plan.stages]
+    if {row.recompute for rows in stages for row in rows} != {"full", "none"}:
         return None
-    return max(
-        sum(
-            len(span_names(row.span))
-            for row in stage.layers
-            if row.part is None and _numbered(row) and row.recompute == "full"
-        )
-        for stage in plan.stages
-    )
+    return max(sum(len(span_names(row.span)) for row in rows if row.recompute == "full") for rows in stages)
 
 
 def merged(plan: Plan) -> Plan:

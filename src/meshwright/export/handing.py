@@ -15,7 +15,7 @@ from meshwright.export.systems import find_system
 from meshwright.export.taking import Source, from_source, joined
 from meshwright.export.texts import read_settings
 from meshwright.plan.diff import Change, diff_plans
-from meshwright.plan.rules import Inputs, check_plan
+from meshwright.plan.rules import Inputs, Scope, check_plan
 from meshwright.plan.spec import Execution, Plan
 from meshwright.plan.targets import TARGETS, Target
 from meshwright.search.choice import inputs_of
@@ -51,12 +51,13 @@ class _Written:
         self.values = write_keys(system.keys, system.prepare(fields, inputs))
         self.files = system.files(self.values)
         given = {"cluster": inputs.cluster, "model": inputs.model}
-        also = {} if "recipe.sequence" in {key.field for key in system.keys} else recipe_fields(inputs.recipe)
+        said = any(key.field == "recipe.sequence" for key in system.keys)
+        also = {} if said else {"recipe.sequence": inputs.recipe.sequence}
         values: Values = {}
         for name, text in self.files.items():
             values = joined(values, read_settings(name, text)[0], name)
         source = Source(values, {"devices_a_node": inputs.plan.world_size}, system.name)
-        self.taken = from_source(system, source, **given, also={"recipe.sequence": also.get("recipe.sequence")})
+        self.taken = from_source(system, source, **given, also=also)
         self.plan = merged(_as_given(self.taken.inputs.plan, inputs.plan))
         self.key = "".join(self.files.values())
 
@@ -75,10 +76,9 @@ def export_plan(inputs: Inputs, to: str, calibration: Calibration | None = None)
     Raises PlanError for an unknown system, for a plan that has no meaning, and where nothing near can be said.
     """
     system = find_system(to, written=True)
-    errors = [str(each) for each in check_plan(inputs) if each.severity == "error"]
-    if errors:
+    if errors := _errors(inputs, "meaning"):
         raise PlanError(f"the plan has no meaning: {errors[0]}")
-    reasons = [str(each) for each in check_plan(inputs, RULES_OF[system.name]) if each.severity == "error"]
+    reasons = _errors(inputs, RULES_OF[system.name])
     whole = inputs._replace(plan=merged(inputs.plan))
     exact = _attempt(system, fields_of(whole), whole)
     if exact is not None and not reasons and not diff_plans(whole.plan, exact.plan):
@@ -96,6 +96,10 @@ def export_plan(inputs: Inputs, to: str, calibration: Calibration | None = None)
         near.fits,
         tuple(notes),
     )
+
+
+def _errors(inputs: Inputs, scope: Scope) -> list[str]:
+    return [str(each) for each in check_plan(inputs, scope) if each.severity == "error"]
 
 
 def _attempt(system: System, fields: Fields, inputs: Inputs) -> _Written | None:
@@ -144,8 +148,8 @@ def _nearest(system: System, inputs: Inputs, calibration: Calibration | None) ->
         best = searched if searched is not None else best
     if best is None:
         title = TARGETS[system.name].title
-        why = [str(each) for each in check_plan(inputs, RULES_OF[system.name]) if each.severity == "error"]
-        raise PlanError(f"{title} cannot be told this plan, nor one like it that fits: {(why or ['no plan fits'])[0]}")
+        why = (*_errors(inputs, RULES_OF[system.name]), "no plan fits")
+        raise PlanError(f"{title} cannot be told this plan, nor one like it that fits: {why[0]}")
     return best
 
 
@@ -156,8 +160,7 @@ def _beside(inputs: Inputs, written: _Written, given: Estimate, calibration: Cal
 
 
 def _sound(system: System, inputs: Inputs, written: _Written) -> bool:
-    problems = check_plan(inputs._replace(plan=written.plan), RULES_OF[system.name])
-    return not any(each.severity == "error" for each in problems)
+    return not _errors(inputs._replace(plan=written.plan), RULES_OF[system.name])
 
 
 def _alike(fields: Fields, target: Target) -> Iterator[Fields]:
@@ -203,8 +206,8 @@ def _notes(system: System, inputs: Inputs, written: _Written) -> list[str]:
         if asked.get(name) != said.get(name) and name != "recipe.micro_batches"
     ]
     notes = [f"the recipe's, which you have to see to yourself: {', '.join(unsaid)}"] if unsaid else []
-    model = [key.name for key in system.keys if key.field.startswith("model.")]
-    if model and not any(plain(name) in {plain(each) for each in model} for name in written.values):
+    model = {plain(key.name) for key in system.keys if key.field.startswith("model.")}
+    if model and model.isdisjoint(map(plain, written.values)):
         notes.append(f"the model is not described: '{inputs.model.name}' is none of {system.release}'s own")
     if inputs.plan.execution.kernels == Execution().kernels != system.kernels:
         notes.append(f"{system.release} has kernels of its own; estimate with --kernels {system.kernels}")

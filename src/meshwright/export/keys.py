@@ -121,6 +121,15 @@ def plain(name: str) -> str:
     return name.lstrip("-").replace("_", "-")
 
 
+def spelled(values: Values, name: str) -> str | None:
+    """How some values spell a name; none where they have it not.
+
+    >>> spelled({"--micro_batch-size": 1}, "micro-batch-size")
+    '--micro_batch-size'
+    """
+    return next((known for known in values if plain(known) == plain(name)), None)
+
+
 def write_keys(keys: Iterable[Key], fields: Fields) -> Values:
     """What the keys say of some fields; fields that no key names are left out."""
     values: Values = {}

@@ -6,11 +6,11 @@ from (`transformer_config.py`, `model_parallel_config.py`), looked up in 2026-11
 """
 
 from meshwright.errors import PlanError
-from meshwright.export.fields import Fields
+from meshwright.export.fields import Fields, parallel
 from meshwright.export.keys import NOTHING, REAL, SETS, TEXT, WHOLE, Codec, Key, Values, says, words
 from meshwright.export.megatron_model import MODEL_KEYS, megatron_config, megatron_fields
 from meshwright.export.stages import ends_apart, evenly, read_layout, write_layout
-from meshwright.export.system import Given, System, copies_of, parallel, take, with_replicas
+from meshwright.export.system import Given, System, copies_of, take, with_replicas
 from meshwright.export.texts import write_flags
 from meshwright.plan.rules import Inputs
 

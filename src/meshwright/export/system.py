@@ -1,13 +1,12 @@
 """What a system is to us: its table of keys, its files, and what follows from several of its keys together."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from meshwright.cluster.spec import Cluster
 from meshwright.errors import PlanError
-from meshwright.export.fields import Fields
+from meshwright.export.fields import Fields, parallel
 from meshwright.export.keys import Key, Values
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs
@@ -57,18 +56,13 @@ class System:
     """What a user has to do beside the files."""
     kernels: Kernels = "hf-sdpa"
     """What it fuses and keeps, where nothing else is known."""
-    refers: tuple[str, ...] = field(default=())
+    refers: tuple[str, ...] = ()
     """Flags that name a file with more settings."""
 
 
 def take(fields: Fields, **others: Any) -> Fields:
     """Fields with some in place of what they were; none: taken out."""
     return {name: value for name, value in (fields | others).items() if value is not None}
-
-
-def parallel(fields: Fields, *names: str) -> int:
-    """The product of some degrees."""
-    return math.prod(fields.get(name) or 1 for name in names)
 
 
 def replicas(fields: Fields, given: Given) -> int:
@@ -101,3 +95,8 @@ def copies_of(fields: Fields) -> int:
     """The opposite: how many replicas hold what `shard` ranks shard together."""
     shard = fields.get("shard")
     return parallel(fields, "dp", "cp", "ulysses") // shard if shard else 1
+
+
+def offloaded(fields: Fields) -> Fields:
+    """What `offloads` says of a system that takes parameters and optimizer states together."""
+    return dict.fromkeys(("offload.parameters", "offload.optimizer"), bool(fields.get("offloads")))

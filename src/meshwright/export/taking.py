@@ -10,7 +10,7 @@ from meshwright.cluster.spec import Cluster
 from meshwright.document import read_text
 from meshwright.errors import DocumentError, PlanError, nearest
 from meshwright.export.fields import Fields, check_model, plan_of, recipe_of
-from meshwright.export.keys import Values, plain, read_keys
+from meshwright.export.keys import Values, plain, read_keys, spelled
 from meshwright.export.system import Given, System
 from meshwright.export.systems import find_system
 from meshwright.export.texts import DOCUMENTS, read_flags, read_settings
@@ -161,7 +161,7 @@ def read_source(system: System, what: str | Path | Sequence[str]) -> Source:
         names.append("flags")
         values = joined(values, read_flags(flags, "flags"), "flags")
     for flag in system.refers:
-        named = next((value for name, value in values.items() if plain(name) == plain(flag)), None)
+        named = values.get(spelled(values, flag) or flag)
         folders = [".", *(str(Path(name).parent) for name in names)]
         found_at = [Path(folder) / named for folder in folders if isinstance(named, str)]
         for path in [path for path in found_at if path.is_file()][:1]:
@@ -189,7 +189,7 @@ def _files(piece: str) -> list[Path]:
 def joined(values: Values, more: Values, source: str) -> Values:
     """Both, where they do not contradict each other. Raises DocumentError."""
     for name, value in more.items():
-        other = next((known for known in values if plain(known) == plain(name)), None)
+        other = spelled(values, name)
         if other is not None and values[other] != value:
             raise DocumentError(
                 f"{source}: {name} is {value}, and {values[other]} was said before; leave one of them out"

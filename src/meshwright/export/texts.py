@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.errors import DocumentError
 from meshwright.explain import kind_of
-from meshwright.export.keys import Values, plain
+from meshwright.export.keys import Values, plain, spelled
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[@\]|:-([^}]*))?\}|(\w+))")
 _ASSIGNED = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -53,8 +53,7 @@ def read_flags(tokens: list[str], source: str) -> Values:
 
 
 def _note(values: Values, name: str, value: list[str], source: str) -> None:
-    known = next((other for other in values if plain(other) == plain(name)), None)
-    if known is not None:
+    if spelled(values, name) is not None:
         raise DocumentError(f"{source}: {name} is given twice; leave one of them out")
     values[name] = value
 

@@ -12,7 +12,7 @@ from meshwright.errors import PlanError
 from meshwright.export.fields import Fields
 from meshwright.export.keys import NOTHING, REAL, SETS, TEXT, TRUTH, WHOLE, Codec, Key, Values, says, words
 from meshwright.export.stages import evenly
-from meshwright.export.system import Given, System, copies_of, parallel, take, with_replicas
+from meshwright.export.system import Given, System, copies_of, offloaded, take, with_replicas
 from meshwright.export.texts import write_flags
 from meshwright.export.torchtitan_configs import BY_FLAVOR, BY_NAME, PRESETS
 from meshwright.plan.rules import Inputs
@@ -118,13 +118,12 @@ def finish(fields: Fields, given: Given) -> Fields:
     degree = fields["shard_degree"]
     if degree not in (-1, fields["dp"] // fields["copies"]):
         raise PlanError(f"data_parallel_shard_degree {degree} is not what is left of the devices, {fields['dp']}")
-    offloads = bool(fields.get("offloads"))
     return take(
         _with_stages(_with_batch(fields, pp), given, pp),
         etp=1 if ep > 1 else tp,
         sync="last" if pp > 1 else "each",
         kernels="torch-compile" if fields["compiled"] else "torchtitan",
-        **{"offload.parameters": offloads, "offload.optimizer": offloads},
+        **offloaded(fields),
     )
 
 
@@ -165,10 +164,9 @@ def _with_stages(fields: Fields, given: Given, pp: int) -> Fields:
     if pp == 1:
         return take(fields, layers=None, schedule="1f1b")
     counts, schedule = fields.get("layers"), fields["schedule"]
-    several = schedule in ("interleaved", "zbv", "dualpipev")
     if counts is None:
         first, last, each = fields["first_less"], fields["last_less"], fields.get("layers_a_stage")
-        stages = -(-(given.layers + first + last) // each) if each else pp * (2 if several else 1)
+        stages = -(-(given.layers + first + last) // each) if each else _stage_count(pp, schedule)
         counts = evenly(given.layers, stages, first, last)
     if len(counts) % pp:
         raise PlanError(f"{len(counts)} stages do not divide over {pp} pipeline ranks")
@@ -205,11 +203,15 @@ def prepare(fields: Fields, inputs: Inputs) -> Fields:
     return fields | said
 
 
+def _stage_count(pp: int, schedule: str) -> int:
+    """How many stages it makes, where nothing is said."""
+    return pp * (2 if schedule in ("interleaved", "zbv", "dualpipev") else 1)
+
+
 def _usual(fields: Fields, layers: int) -> tuple[int, ...] | None:
     """Its own cut, where nothing is said."""
-    several = fields["schedule"] in ("interleaved", "zbv", "dualpipev")
     try:
-        return evenly(layers, parallel(fields, "pp") * (2 if several else 1), 1, 1)
+        return evenly(layers, _stage_count(fields["pp"], fields["schedule"]), 1, 1)
     except PlanError:
         return None
 

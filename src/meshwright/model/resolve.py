@@ -24,8 +24,13 @@ def from_catalog(name: str) -> ModelSpec:
     """A model of the catalogue. Raises UnknownNameError."""
     if name not in catalog_names():
         raise UnknownNameError(f"no model is called '{name}'; {did_you_mean(name, catalog_names())}")
-    entry = json.loads((CATALOG / f"{name}.json").read_text(encoding="utf-8"))
+    entry = _entry(name)
     return from_config(entry["config"], name, f"{entry['source']} ({entry['date']})")
+
+
+def _entry(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CATALOG / f"{name}.json").read_text(encoding="utf-8"))
+    return found
 
 
 def configuration(what: str) -> "dict[str, Any] | None":
@@ -33,8 +38,7 @@ def configuration(what: str) -> "dict[str, Any] | None":
     is described in another way. Raises UnknownNameError, DocumentError.
     """
     if what in catalog_names():
-        found: dict[str, Any] = json.loads((CATALOG / f"{what}.json").read_text(encoding="utf-8"))["config"]
-        return found
+        return _entry(what)["config"]  # type: ignore[no-any-return]
     path = Path(what)
     if not path.exists():
         raise UnknownNameError(f"no model is called '{what}'; {did_you_mean(what, catalog_names())}")

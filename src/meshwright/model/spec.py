@@ -1,5 +1,6 @@
 """ModelSpec: what is trained, as named layers with their parts and operators. Torch-free."""
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
@@ -194,6 +195,13 @@ class ModelSpec(Document):
         )
 
     @cached_property
+    def sides(self) -> frozenset[str]:
+        """Layers that others look at besides the ones before them: of a model with an encoder and a decoder, the
+        encoder's last.
+        """
+        return frozenset(side for stack in self.stacks for side in stack.side)
+
+    @cached_property
     def unused(self) -> frozenset[str]:
         """Layers whose output the last layer does not see, however far on: they run, but get no gradient."""
         seen = {self.layers[-1].name}
@@ -244,6 +252,19 @@ class ModelSpec(Document):
     def attentions(self, layer: str) -> list[Attention]:
         """The attention cores of a layer."""
         return [op for op in self.by_name[layer].stack.operators if isinstance(op, Attention)]
+
+    @cached_property
+    def has_relative_positions(self) -> bool:
+        """Whether attention of some layer has a bias for each distance (T5)."""
+        return any(core.relative for core in self._attentions())
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether all its attention looks back alone, within its own sequence and without a bias for each distance."""
+        return all(core.causal and not (core.cross or core.relative) for core in self._attentions())
+
+    def _attentions(self) -> Iterator[Attention]:
+        return (op for stack in self.stacks for op in stack.operators if isinstance(op, Attention))
 
 
 def _parts_are_sound(stack: LayerStack, place: int, streams: dict[str, Stream]) -> None:

@@ -111,7 +111,7 @@ def _splits(inputs: Inputs) -> Iterator[Finding]:
         experts = any(part.experts for held in site.held for part in held.parts) and site.row.part is not None
         proven, of = (proof.experts, "experts of family") if experts else (proof.splits, "family")
         for split in dict.fromkeys(role.split for role in site.row.roles.values()):
-            if split in (*_ALL.splits, "ep") and split not in proven:
+            if split not in proven:
                 yield found(site.where, split=split, of=of, family=inputs.model.family)
 
 

@@ -14,7 +14,7 @@ def _loss_of_another(inputs: Inputs) -> Iterator[Finding]:
     )
     if once:
         what, fits = "puts out one value for each sample", ["classification"]
-    elif any(stack.side for stack in inputs.model.stacks):
+    elif inputs.model.sides:
         what, fits = "has a decoder that looks at an encoder", ["seq2seq"]
     else:
         what, fits = "puts out a value for each position", ["causal_lm", "masked_lm"]

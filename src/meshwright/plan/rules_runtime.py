@@ -7,6 +7,7 @@ from typing import get_args
 from meshwright.plan.numbers import show_mesh
 from meshwright.plan.ranks import format_ranks
 from meshwright.plan.rule import Finding, Inputs, Rule, found
+from meshwright.plan.rules_execution import EXECUTION_RULES
 from meshwright.plan.rules_families import FAMILIES, FAMILY_RULES
 from meshwright.plan.rules_losses import LOSS_RULES
 from meshwright.plan.rules_sides import SIDE_RULES
@@ -27,10 +28,6 @@ PROVEN: dict[str, tuple[object, ...]] = {
     "recipe.optimizer.name": ("adamw", "sgd", "lion", "adafactor", "muon"),
 }
 """A field of the inputs, by its path → the values that are proven."""
-
-
-_KERNELS = ("hf-eager", "hf-sdpa")
-"""Kernel sets that a transformers model has by itself: the runtime runs the module as it is."""
 
 
 def _setting(name: str, field: str, fix: str = "") -> Rule:
@@ -189,44 +186,6 @@ def _ties_gathered_twice(inputs: Inputs) -> Iterator[Finding]:
                 yield found(other.where, owner=owner, stage=one.stage, state=kept)
 
 
-def _kernels_of_another(inputs: Inputs) -> Iterator[Finding]:
-    kernels = inputs.plan.execution.kernels
-    if kernels not in _KERNELS:
-        yield found("execution.kernels", kernels=kernels)
-
-
-_NOT_BESIDE = {
-    "tensor": "moves each exchange in one piece",
-    "weights": "waits for each exchange before the next product",
-}
-"""Overlaps of a plan that the runtime has not → what it does."""
-
-
-def _tensor_overlap(inputs: Inputs) -> Iterator[Finding]:
-    for what, why in _NOT_BESIDE.items():
-        if what in inputs.plan.execution.overlap:
-            yield found("execution.overlap", what=what, why=why, left=_listed(inputs.plan.execution.overlap))
-
-
-def _listed(overlap: tuple[str, ...]) -> str:
-    return f"[{', '.join(each for each in overlap if each not in _NOT_BESIDE)}]"
-
-
-def _own_launches(inputs: Inputs) -> Iterator[Finding]:
-    if inputs.plan.execution.blocking:
-        yield found("execution.blocking")
-
-
-def _no_prefetch(inputs: Inputs) -> Iterator[Finding]:
-    if inputs.plan.execution.prefetch == 0 and any(site.row.state == "zero3" for site in inputs.sites):
-        yield found("execution.prefetch")
-
-
-def _own_allocator(inputs: Inputs) -> Iterator[Finding]:
-    if inputs.plan.execution.expandable_segments:
-        yield found("execution.expandable_segments")
-
-
 RUNTIME_RULES: tuple[Rule, ...] = (
     Rule(
         "runtime-ranks",
@@ -334,46 +293,7 @@ RUNTIME_RULES: tuple[Rule, ...] = (
     *SIDE_RULES,
     *SETTINGS,
     *LOSS_RULES,
-    Rule(
-        "runtime-kernels",
-        "runtime",
-        _kernels_of_another,
-        "kernels '{kernels}' have no effect in the runtime, which runs the module as it is",
-        f"write '{_KERNELS[-1]}', and the estimate is of what runs",
-        "warning",
-    ),
-    Rule(
-        "runtime-prefetch",
-        "runtime",
-        _no_prefetch,
-        "prefetch 0 has no effect in the runtime: FSDP2 gathers one layer ahead by itself",
-        "write 'prefetch: 1'",
-        "warning",
-    ),
-    Rule(
-        "runtime-segments",
-        "runtime",
-        _own_allocator,
-        "expandable_segments have no effect in the runtime, which leaves the allocator as it is started",
-        "write 'expandable_segments: false', and the estimate is of what runs",
-        "warning",
-    ),
-    Rule(
-        "runtime-blocking",
-        "runtime",
-        _own_launches,
-        "blocking has no effect in the runtime, which launches kernels as its environment says",
-        "write 'blocking: false', and the estimate is of what runs",
-        "warning",
-    ),
-    Rule(
-        "runtime-overlap",
-        "runtime",
-        _tensor_overlap,
-        "overlap of '{what}' has no effect in the runtime, which {why}",
-        "write 'overlap: {left}', and the estimate is of what runs",
-        "warning",
-    ),
+    *EXECUTION_RULES,
     Rule(
         "runtime-one-dtype",
         "runtime",

@@ -7,12 +7,9 @@ from meshwright.plan.sites import Site
 
 
 def _unlike_sides(inputs: Inputs) -> Iterator[Finding]:
-    if not any(stack.side for stack in inputs.model.stacks):
-        return
-    relative = any(core.relative for stack in inputs.model.stacks for core in stack.operators if core.op == "attention")
-    splits = ("dp", "tp", "tp+sp") if relative else ("dp",)
+    splits = ("dp", "tp", "tp+sp") if inputs.model.has_relative_positions else ("dp",)
     firsts: dict[int, Site] = {}
-    for site in inputs.sites:
+    for site in inputs.sites if inputs.model.sides else ():
         first = firsts.setdefault(site.stage, site)
         if _axes(site, splits) != _axes(first, splits):
             yield found(site.where, other=first.where, splits=" and ".join(splits))
@@ -25,10 +22,9 @@ def _axes(site: Site, splits: tuple[str, ...]) -> list[set[str]]:
 
 def _cut_sides(inputs: Inputs) -> Iterator[Finding]:
     """An encoder and a decoder go to two stages; encoders without biases that its layers share, to several."""
-    sides = {side for stack in inputs.model.stacks for side in stack.side}
+    sides, relative = inputs.model.sides, inputs.model.has_relative_positions
     layers = [layer.name for layer in inputs.model.layers]
     last = max((layers.index(side) for side in sides), default=0)
-    relative = any(core.relative for layer in layers for core in inputs.model.attentions(layer))
     groups = [stage.on for stage in inputs.plan.stages]
     for number, stage in enumerate(inputs.plan.stages[1:] if sides else (), 1):
         at = next((layers.index(name) for name in stage.names() if name in layers), -1)
@@ -41,9 +37,7 @@ def _cut_sides(inputs: Inputs) -> Iterator[Finding]:
 
 
 def _core_that_drops(inputs: Inputs) -> Iterator[Finding]:
-    cores = [core for layer in inputs.model.layers for core in inputs.model.attentions(layer.name)]
-    plain = all(core.causal and not (core.cross or core.relative) for core in cores)
-    for site in inputs.sites if inputs.model.attention_dropout and not plain else ():
+    for site in inputs.sites if inputs.model.attention_dropout and not inputs.model.is_causal else ():
         if site.row.recompute == "selective":
             yield found(site.where)
 

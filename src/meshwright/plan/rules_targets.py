@@ -14,7 +14,7 @@ from meshwright.plan.targets import TARGETS, Target
 Check = Callable[[Inputs], Iterator[Finding]]
 _HALF = frozenset({"half-matmul", "attention", "collective"})
 _FASTER = {"tp": 0, "tp+sp": 0, "ulysses": 1, "cp": 2, "dp": 3, "ep": 3, "copy": 3}
-"""Splits by how fast their ranks vary: all three systems number the ranks of tp first, and those of dp last."""
+"""Splits by how fast their ranks vary: all systems number the ranks of tp first, and those of dp last."""
 
 
 def ways_of(inputs: Inputs) -> dict[str, int]:
@@ -239,6 +239,12 @@ def _shared_evenly(heads: int) -> Callable[[int], bool]:
 def _rules(scope: Scope) -> Iterator[Rule]:
     """Of one system, from its row."""
     target = TARGETS[scope]
+    yield from _of_splits(scope, target)
+    yield _of_stages(scope, target)
+    yield from _of_layers(scope, target)
+
+
+def _of_splits(scope: Scope, target: Target) -> Iterator[Rule]:
     title = target.title
     yield Rule(f"{scope}-split", scope, _splits(target), f"{title} does not split by '{{split}}'", "write '{nearest}'")
     if set(STATES) - set(target.states):
@@ -259,22 +265,28 @@ def _rules(scope: Scope) -> Iterator[Rule]:
             f"{title} does not take {{one}} and {{other}} together",
             "leave one of the two at 1",
         )
+
+
+def _of_stages(scope: Scope, target: Target) -> Rule:
     if "pp" in target.splits:
-        yield Rule(
+        return Rule(
             f"{scope}-schedule",
             scope,
             _schedule(target),
-            f"{title} has no schedule '{{schedule}}'",
+            f"{target.title} has no schedule '{{schedule}}'",
             f"write {' or '.join(target.schedules)}",
         )
-    else:
-        yield Rule(
-            f"{scope}-stages",
-            scope,
-            _one_stage,
-            f"{title} has no pipelines, and the plan has {{stages}} stages",
-            "put all layers on one stage",
-        )
+    return Rule(
+        f"{scope}-stages",
+        scope,
+        _one_stage,
+        f"{target.title} has no pipelines, and the plan has {{stages}} stages",
+        "put all layers on one stage",
+    )
+
+
+def _of_layers(scope: Scope, target: Target) -> Iterator[Rule]:
+    title = target.title
     yield Rule(
         f"{scope}-recompute",
         scope,

@@ -16,7 +16,7 @@ def draw_dropout(module: nn.Module, place: Place, sequence: Sequence, counter: C
     """Let the dropout of this rank's layers draw what one process would. Attention that `sequence` has put in draws by
     itself.
     """
-    if any(stack.side for stack in place.inputs.model.stacks):
+    if place.inputs.model.sides:
         _draw_between(module, place, counter)
     for placed in place.here:
         layer, ranks = place.layer(placed), place.peers(placed, "tensor")

@@ -116,7 +116,7 @@ class Spread:
         order = chosen.argsort(stable=True)
         here = chosen.bincount(minlength=self.count * peers.size).view(peers.size, self.count)
         there = torch.stack(peers.all_to_all(list(here)))
-        leaving, coming = here.sum(1).tolist(), there.sum(1).tolist()
+        leaving, coming = torch.stack((here, there)).sum(2).tolist()  # at once: each list waits for the device
         arrived = _send(x[order // index.shape[1]], peers, leaving, coming)
         back = _send(self._computed(arrived, there), peers, coming, leaving)
         copies = back[order.argsort()].view(*index.shape, -1)

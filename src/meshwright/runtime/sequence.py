@@ -127,9 +127,7 @@ def _drops_causally(model: ModelSpec) -> bool:
     """Whether a model's attention drops, and is of the one kind that `runtime.attention` has: causal, within a
     sequence. Other kinds drop where they are called (`randomness.draw_calls`).
     """
-    cores = [core for layer in model.layers for core in model.attentions(layer.name)]
-    plain = all(core.causal and not (core.cross or core.relative) for core in cores)
-    return plain and bool(model.attention_dropout)
+    return model.is_causal and bool(model.attention_dropout)
 
 
 @lru_cache(maxsize=16)

@@ -88,12 +88,11 @@ def _keep(module: nn.Module, spec: ModelSpec, kept: Collection[str], *, copy: bo
         if isinstance(operator, Embedding)
     ]
     adds = {path for path, whole in tables if whole}
-    sides = any(stack.side for stack in spec.stacks)
     makes = {path for path, _ in tables} | {path for layer in spec.layers if not layer.reads for path in layer.modules}
 
     def visit(module: nn.Module, path: str) -> nn.Module:
         if path in layer_of:
-            drops = sides and isinstance(module, nn.Dropout)  # of an embedding's, and of what comes last (T5)
+            drops = spec.sides and isinstance(module, nn.Dropout)  # of an embedding's, and of what comes last (T5)
             stays = drops or layer_of[path] in kept or isinstance(module, StandIn)
             return module if stays else StandIn(module, makes=path in makes, adds=path in adds)
         if path not in containers:

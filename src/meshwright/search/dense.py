@@ -4,15 +4,18 @@ However experts are spread, the rest of a layer computes and exchanges the same.
 is costed once, on a model without experts, which adds what these take at least for all of the shapes together.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from meshwright.cost.calibration import Calibration
+from meshwright.document import Record
 from meshwright.model.operators import Experts
 from meshwright.model.spec import Layer, LayerStack, ModelSpec, Part
 from meshwright.search.benches import Benches
 from meshwright.search.bounds import Times, alone, least_of
 from meshwright.search.problem import Problem
 from meshwright.search.space import Shape
+
+_Record = TypeVar("_Record", bound=Record)
 
 
 class Cuts(NamedTuple):
@@ -55,15 +58,18 @@ def without_experts(model: ModelSpec) -> ModelSpec:
     >>> [each.parameters // 10**6 for each in (mixtral, without_experts(mixtral))]
     [46702, 1605]
     """
-    fields = {name: getattr(model, name) for name in type(model).model_fields}
-    return ModelSpec(**{**fields, "stacks": tuple(map(_thin, model.stacks))})
+    return _anew(model, stacks=tuple(map(_thin, model.stacks)))
 
 
 def _thin(stack: LayerStack) -> LayerStack:
-    fields = {name: getattr(stack, name) for name in type(stack).model_fields}
-    return LayerStack(**{**fields, "parts": tuple(map(_without, stack.parts))})
+    return _anew(stack, parts=tuple(map(_without, stack.parts)))
 
 
 def _without(part: Part) -> Part:
-    fields = {name: getattr(part, name) for name in type(part).model_fields}
-    return Part(**{**fields, "operators": tuple(each for each in part.operators if not isinstance(each, Experts))})
+    return _anew(part, operators=tuple(each for each in part.operators if not isinstance(each, Experts)))
+
+
+def _anew(record: _Record, **changes: object) -> _Record:
+    """The same but for these fields, checked; what the record has worked out of them is left behind."""
+    fields = {name: getattr(record, name) for name in type(record).model_fields}
+    return type(record)(**(fields | changes))

@@ -92,11 +92,11 @@ def _kept(rows: Floats) -> Integers:
     return np.concatenate(places) if places else np.empty(0, dtype=np.int64)
 
 
-def _beaten(block: Floats, front: Floats) -> NDArray[np.bool_]:
+def _beaten(block: Floats, front: Floats) -> Bools:
     return np.asarray(_at_most(block, front).any(axis=1), dtype=np.bool_)
 
 
-def _at_most(block: Floats, front: Floats) -> NDArray[np.bool_]:
+def _at_most(block: Floats, front: Floats) -> Bools:
     """[rows of the block, rows of the front]: whether the second is at most the first in every column."""
     found = front[:, 0] <= block[:, :1]
     for column in range(1, block.shape[1]):

@@ -95,8 +95,8 @@ class Ground:
     def _without_experts(self, problem: Problem, calibration: Calibration) -> Dense | None:
         """None where there are no experts, or their computing may hide what other parts exchange."""
         some, overlap = any(part.experts for part in self._facts.main.stack.parts), self._facts.execution.overlap
-        alone = some and {"tensor", "weights", "experts"}.isdisjoint(overlap)
-        return Dense(problem, calibration, self._facts.main) if alone else None
+        apart = some and {"tensor", "weights", "experts"}.isdisjoint(overlap)
+        return Dense(problem, calibration, self._facts.main) if apart else None
 
     def _by_state(self, of: Callable[[Kept], Any]) -> Floats:
         """What there is of each state: [numbers, states, shapes]."""

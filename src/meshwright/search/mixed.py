@@ -15,11 +15,11 @@ import numpy as np
 
 from meshwright.model.spec import Layer
 from meshwright.search.bench import Bench, Bytes, Seconds
-from meshwright.search.changes import Changes, Divides
+from meshwright.search.changes import Change, Changes, Divides
 from meshwright.search.choice import Choice, Option
 from meshwright.search.costs import lost_to
 from meshwright.search.frontier import Floats, repeated, undominated
-from meshwright.search.passing import Passing
+from meshwright.search.passing import together
 from meshwright.search.problem import Problem
 from meshwright.search.room import Room, held_by_stage
 from meshwright.search.solve import Solution
@@ -105,22 +105,23 @@ class Mixer:
             self._row(self.options(layer)[option], alive, exposed)
             for layer, option in zip(layers, options, strict=True)
         ]
-        changes = (
-            self._changed(layer, one.divides, other.divides)
-            for layer, (one, other) in zip(layers[1:], pairwise(options), strict=True)
-        )
+        changes = (self.count * sum(each) for each in self._between(layers, options))
         found: Floats = np.sum(rows, axis=0) + np.array([sum(changes), 0.0])
         return found
 
     def _row(self, taken: Taken, alive: float, exposed: float) -> tuple[float, float]:
         """Seconds that a layer adds to a step at least, and bytes of its stage."""
-        (there, back), states = self._alone(taken), taken.bytes.states
+        (there, back), states = lost_to(taken.seconds, self._contention), taken.bytes.states
         end = taken.seconds.finish + exposed * taken.seconds.reduce
         resting = states.parameters + states.gradients + states.optimizer
         return self.count * (there + back) + end, resting + alive * taken.bytes.kept.kept
 
-    def _alone(self, taken: Taken) -> tuple[float, float]:
-        return lost_to(taken.seconds, self._contention)
+    def _between(self, layers: Sequence[Layer], options: Sequence[Option]) -> list[Change]:
+        """The changes from each layer of a stage to the next."""
+        return [
+            self.changes.into(layer.name, one.divides, other.divides)
+            for layer, (one, other) in zip(layers[1:], pairwise(options), strict=True)
+        ]
 
     def _changed(self, layer: Layer, before: Divides, own: Divides) -> float:
         return self.count * sum(self.changes.into(layer.name, before, own))
@@ -173,12 +174,10 @@ class Mixer:
         self, stage: int, stages: int, layers: Sequence[Layer], options: Sequence[Option]
     ) -> tuple[float, float, float]:
         every = [self.options(layer)[option].seconds for layer, option in zip(layers, options, strict=True)]
-        changes = [
-            self.changes.into(layer.name, one.divides, other.divides)
-            for layer, (one, other) in zip(layers[1:], pairwise(options), strict=True)
-        ]
-        there = _least([each.forward for each in every], self._contention) + sum(each.forward for each in changes)
-        back = _least([each.backward for each in every], self._contention) + sum(each.backward for each in changes)
+        changes = self._between(layers, options)
+        there = together(each.forward for each in every).least(0.0, self._contention)
+        back = together(each.backward for each in every).least(0.0, self._contention)
+        there, back = there + sum(each.forward for each in changes), back + sum(each.backward for each in changes)
         end = sum(each.finish for each in every) if stage == 0 else 0.0
         return *one_f_one_b(stage, stages, self.count, there, back), end
 
@@ -218,13 +217,6 @@ def divisions(problem: Problem, choice: Choice) -> list[Divides]:
     even = (kinds for kinds in every if samples % math.prod(getattr(degrees, name) for name in kinds) == 0)
     found += [tuple(piece.axis for piece in choice.pieces if piece.dense in kinds) for kinds in even]
     return found
-
-
-def _least(layers: Sequence[Passing], contention: float) -> float:
-    whole = Passing(0.0, 0.0, 0.0, 0.0)
-    for each in layers:
-        whole = whole.plus(each)
-    return whole.least(0.0, contention)
 
 
 def _dealt_out(options: Sequence[Option], counts: Sequence[int], first: Divides) -> tuple[Option, ...]:

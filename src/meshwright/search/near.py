@@ -227,14 +227,14 @@ class Near:
             return  # what is asked for contradicts what the plan has
         around = self.problem._replace(wishes=wishes, only=lambda shape: len(_moved(self.base, shape)) <= most)
         if self.stopped or left <= 0:
-            self.stopped = self.stopped or f"the time limit of {self.problem.wishes.time_limit:g} s"
+            self.stopped = self.stopped or self.problem.wishes.out_of_time
             self.bound = min(self.bound, least_step(around, self.calibration))
             return
         found = self._run(around, self.best if self.best.fits else None)
         if found is None:
             return
         if found.stopped and not self.stopped:  # at its part of the time
-            self.stopped = f"the time limit of {self.problem.wishes.time_limit:g} s"
+            self.stopped = self.problem.wishes.out_of_time
         self.bound = min(self.bound, found.bound)
         if in_order(found.best) < in_order(self.best):
             self.best = found.best

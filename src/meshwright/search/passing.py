@@ -6,7 +6,7 @@ when both have ended. A pass is a sum over layers then, and what a layer adds de
 the first and the last of each kind. Else communication may fall behind, and all that counts is what there is of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from meshwright.cost.overlap import Streams, slowed
@@ -57,6 +57,14 @@ class Passing(NamedTuple):
         return max(self.compute + alone + (link - alone) * contention / (1 + contention), link, self.host)
 
 
+def together(layers: Iterable[Passing]) -> Passing:
+    """All of them, one after the other."""
+    found = Passing(0.0, 0.0, 0.0, 0.0)
+    for each in layers:
+        found = found.plus(each)
+    return found
+
+
 class Run(NamedTuple):
     """Layers of one kind, one after the other."""
 
@@ -68,10 +76,7 @@ class Run(NamedTuple):
     @property
     def all(self) -> Passing:
         """All of them."""
-        found = Passing(0.0, 0.0, 0.0, 0.0)
-        for option, count in zip(self.options, self.taken, strict=True):
-            found = found.plus(option.times(count)) if count else found
-        return found
+        return together(option.times(count) for option, count in zip(self.options, self.taken, strict=True) if count)
 
     @property
     def moved(self) -> Passing:
@@ -102,9 +107,7 @@ def least_pass(runs: Sequence[Run], streams: Streams, *, ordered: bool = True) -
     >>> least_pass([Run((slow, quick), (2, 2))], Streams())
     11.0
     """
-    whole = Passing(0.0, 0.0, 0.0, 0.0)
-    for run in runs:
-        whole = whole.plus(run.all)
+    whole = together(run.all for run in runs)
     if not ordered:
         alone = min(run.moved.gather for run in runs) + min(run.moved.reduce for run in runs)
         alone /= max(run.moved.pieces for run in runs)

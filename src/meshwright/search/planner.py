@@ -36,7 +36,8 @@ from meshwright.search.outline import Kept
 from meshwright.search.problem import Problem
 from meshwright.search.refusal import refusal
 from meshwright.search.solve import Solution, Solver
-from meshwright.search.space import Shape, means_something, neighbours, realise, replicated, schedules, seeds, shape_of
+from meshwright.search.space import Shape, means_something, neighbours, realise, schedules, seeds, shape_of
+from meshwright.search.state_costs import StateCosts
 
 _MUCH_LESS = 0.98
 """Of the best step so far: what may be less than that is simulated at once, since a better best saves work."""
@@ -73,8 +74,6 @@ class Search:
     _underway: float = float("inf")
     """The bound of what is being costed, for when that is broken off."""
     _heap: list[_Item] = field(default_factory=list)
-    _benches: dict[Shape, tuple[StageCosts, ...]] = field(default_factory=dict)
-    _replicas: dict[Shape, tuple[StageCosts, ...]] = field(default_factory=dict)
     _solved_choices: set[tuple[Shape, str, int]] = field(default_factory=set)
     _promising: dict[str, _Item] = field(default_factory=dict)
     """The choice with the least bound of each kind of plan."""
@@ -92,7 +91,7 @@ class Search:
             self._climb()
             while self._heap and not self._proven:
                 if self._late:
-                    stopped = f"the time limit of {self.problem.wishes.time_limit:g} s"
+                    stopped = self.problem.wishes.out_of_time
                     break
                 item = heapq.heappop(self._heap)
                 self._underway = item.bound
@@ -139,6 +138,7 @@ class Search:
     def _start(self) -> None:
         """Every shape, by its FLOPs and links."""
         self._ground = Ground(self.problem, self._reached)
+        self._costs = StateCosts(self.problem, self._ground.benches)
         self.considered += len(self._ground.shapes)
         bounds = zip(self._ground.bounds().tolist(), self._ground.shapes, strict=True)
         self._heap = [_Item(bound, next(self._ties), shape) for bound, shape in bounds if bound < math.inf]
@@ -192,7 +192,7 @@ class Search:
         missing.sort(key=lambda family: (family.count("+"), self._promising[family].bound))
         for item in (self._promising[family] for family in missing[:_COMPARED]):
             assert item.choice is not None, "it was realised"
-            for costs in reversed(self._costs_of(item.shape, item.choice)):
+            for costs in reversed(self._costs.whole(item.shape, item.choice)):
                 solution = Solver(costs, item.choice).some()
                 if solution is not None:
                     self._weigh_in(item.choice, solution)
@@ -202,7 +202,7 @@ class Search:
 
     def _least_memory(self, shape: Shape, choice: Choice) -> Solution:
         """All layers computed again, under the state that keeps least."""
-        costs = self._costs_of(shape, choice)[-1]
+        costs = self._costs.whole(shape, choice)[-1]
         names = (costs.bench.recomputes(layer)[0] for layer in self.problem.model.layers)
         return Solution(0.0, Solver(costs, choice).even, tuple(Option(costs.state, name) for name in names))
 
@@ -264,8 +264,8 @@ class Search:
         stand = {state for state, stands in zip(ground.states, may.tolist(), strict=True) if stands}
         self.dropped = self.dropped if len(stand) == len(ground.states) else min(self.dropped, below)
         inside = {kept.inside for kept in stand}
-        whole = self._costs_of(shape, choice) if False in inside else ()
-        every = (*whole, *(self._replicas_of(shape, choice) if True in inside else ()))
+        whole = self._costs.whole(shape, choice) if False in inside else ()
+        every = (*whole, *(self._costs.inside(shape, choice) if True in inside else ()))
         return self._worth(item, [each for each in every if self._kept(choice, each) in stand])
 
     @staticmethod
@@ -309,26 +309,7 @@ class Search:
             return ""
         left = mixing.every()
         self.dropped = self.dropped if left is None else min(self.dropped, left)
-        return "" if left is None else f"the time limit of {self.problem.wishes.time_limit:g} s"
-
-    def _costs_of(self, shape: Shape, choice: Choice) -> tuple[StageCosts, ...]:
-        if shape not in self._benches:
-            bench = self._ground.benches.of(shape, choice)
-            room = self._ground.benches.room(choice)
-            self._benches[shape] = tuple(StageCosts(bench, state, room) for state in _states(self.problem, choice))
-        return self._benches[shape]
-
-    def _replicas_of(self, shape: Shape, choice: Choice) -> Iterator[StageCosts]:
-        """The same states over the ranks of a node alone."""
-        if shape not in self._replicas:
-            inside = replicated(self.problem, choice)
-            if inside is None:
-                self._replicas[shape] = ()
-            else:
-                bench, room = self._ground.benches.of(shape, inside), self._ground.benches.room(inside)
-                states = (state for state in _states(self.problem, inside) if state is not None)
-                self._replicas[shape] = tuple(StageCosts(bench, state, room) for state in states)
-        yield from self._replicas[shape]
+        return "" if left is None else self.problem.wishes.out_of_time
 
     def _solved(self, item: _Item, costs: StageCosts) -> _Item | None:
         below = self._below
@@ -352,9 +333,7 @@ class Search:
             self.closed = min(self.closed, item.bound)
             self._weigh_in(choice, solution)
         else:
-            known = (*self._benches[item.shape], *self._replicas.get(item.shape, ()))
-            own = item.state, choice.pieces
-            costs = next(each for each in known if (each.state, each.bench.choice.pieces) == own)
+            costs = self._costs.of(item.shape, choice, item.state)
             for leaf in sorted(Solver(costs, choice).leaves(), key=lambda each: each.bound):
                 if leaf.bound < self._below:
                     self._weigh_in(choice, leaf)
@@ -395,7 +374,7 @@ class Search:
 
     def _smallest(self, shape: Shape, choice: Choice) -> Candidate | None:
         """The plan of a choice with least memory; none where it cannot be used."""
-        if not self._costs_of(shape, choice):
+        if not self._costs.whole(shape, choice):
             return None
         return simulated(self.problem, choice, self._least_memory(shape, choice), self._reached)
 
@@ -407,14 +386,3 @@ _UNLIKE = (
 )
 _COMPARED = 4
 """Kinds of plans that are simulated for comparison alone."""
-
-
-def _states(problem: Problem, choice: Choice) -> Iterator[str | None]:
-    """What can shard the equal parameters of a choice."""
-    target, ways = problem.wishes.target, vars(choice.degrees)
-    for state in problem.wishes.states:
-        if target is not None and not target.goes_with(state, ways):
-            continue
-        roles = (*choice.roles(state).values(), *choice.expert_roles(state).values())
-        if state is None or any(role.state for role in roles):
-            yield state

@@ -149,6 +149,11 @@ class Wishes:
         """What the plans have that changes speed only."""
         return self.execution or Execution(kernels=self.kernels or "hf-sdpa")
 
+    @property
+    def out_of_time(self) -> str:
+        """What stopped a search that took all of its time."""
+        return f"the time limit of {self.time_limit:g} s"
+
     def unmet(self, step_time_s: float, tokens_per_s: float) -> str | None:
         """What of the wanted pace a plan does not reach, in words."""
         if self.within is not None and step_time_s > self.within:

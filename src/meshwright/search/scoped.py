@@ -43,7 +43,7 @@ def search(
     assert found is not None, "the last search had an answer or a reason"
     found.problem = problem
     if found.stopped and found.stopped != "Ctrl-C":
-        found.stopped = f"the time limit of {wishes.time_limit:g} s"
+        found.stopped = wishes.out_of_time
     return found
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from meshwright.search.frontier import Floats, Frontier, Integers, repeated, undominated
+from meshwright.search.frontier import Floats, Integers, undominated
 
 Transition: TypeAlias = Callable[[int, int], Floats | None]
 """Kinds of two neighbours → [options of the first, options of the second, columns], or none where it costs nothing."""
@@ -96,16 +96,3 @@ def _traced(steps: Sequence[_Labels]) -> Path:
         options[:, place] = steps[place].option[rows]
         rows = steps[place].before[rows]
     return Path(costs, options)
-
-
-def counted_sequence(kinds: Sequence[int], costs: Sequence[Floats], most: Floats | None = None) -> list[Frontier]:
-    """Where no transition costs anything, layers of a kind are interchangeable: a frontier for each kind alone, whose
-    layers `most` may limit together by what the others take at their least.
-    """
-    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
-    least = {kind: count * costs[kind].min(axis=0) for kind, count in counts.items()}
-    found = []
-    for kind, count in counts.items():
-        limit = None if most is None else most - sum(least[other] for other in counts if other != kind)
-        found.append(repeated(costs[kind], count, limit))
-    return found

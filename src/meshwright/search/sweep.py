@@ -198,7 +198,7 @@ class Sweep:
         for place, case in enumerate(cases):
             left = self.problem.wishes.time_limit - (time.perf_counter() - self.began)
             if left <= 0 and self.best is not None:
-                self.stopped = f"the time limit of {self.problem.wishes.time_limit:g} s"
+                self.stopped = self.problem.wishes.out_of_time
             if self.stopped:
                 return
             self._try(case, max(_LEAST, left / (len(cases) - place)))
@@ -219,7 +219,7 @@ class Sweep:
         if answer.stopped == "Ctrl-C":
             self.stopped = answer.stopped
         elif answer.stopped:
-            answer.stopped = f"the time limit of {self.problem.wishes.time_limit:g} s"
+            answer.stopped = self.problem.wishes.out_of_time
         self.considered, self.simulated = self.considered + answer.considered, self.simulated + answer.simulated
         unmet = case.wishes.unmet(answer.estimate.step_time_s, answer.estimate.tokens_per_s)
         self.tried.append(Tried(case.devices, batch, answer.best, unmet or "", answer.bound, self._price(answer)))

@@ -26,7 +26,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.runtime.parallel_model import ParallelModel
 from meshwright.train.agreement import Group, on_all, on_first
 from meshwright.train.checkpoint_boxes import METADATA, CheckpointError, LoadPlanner, Reader, SavePlanner, Stored
-from meshwright.train.files import checksums, sync_folder, write_synced
+from meshwright.train.files import checksum, sync_folder, write_synced
 from meshwright.train.optimizers import Stepper
 from meshwright.train.parts import Piece, pieces
 
@@ -71,8 +71,8 @@ def write(
         on_first(lambda: _empty_folder(partial), group)
         writer = FileSystemWriter(partial, sync_files=True)
         save({}, storage_writer=writer, planner=SavePlanner(stored), process_group=group)
-        files = on_all(lambda: checksums(partial, _written_by(dist.get_rank(), partial)), group)
-        every = dict(pair for each in files for pair in each)
+        files = on_all(lambda: {each.name: checksum(each) for each in _written_by(dist.get_rank(), partial)}, group)
+        every = {name: known for each in files for name, known in each.items()}
         on_first(lambda: _complete(partial, place, facts, every), group)
         on_first(then, group)
     except (CheckpointException, MeshwrightError, OSError) as error:
@@ -87,7 +87,7 @@ def read(place: Path, stored: Mapping[str, Stored], group: Group = None) -> None
     Raises CheckpointError on all ranks where a tensor is missing, or of another shape.
     """
     try:
-        load({}, storage_reader=Reader(place), planner=LoadPlanner(stored, place), process_group=group)
+        load({}, storage_reader=Reader(place), planner=LoadPlanner(stored), process_group=group)
     except (CheckpointException, OSError) as error:
         raise CheckpointError(f"cannot read the checkpoint {place}: {_first_cause(error)}") from None
 
@@ -106,7 +106,7 @@ def read_whole(place: Path, prefix: str = PARAMETERS) -> dict[str, Tensor]:
     wanted = {name: Stored(each.shape, (Piece((0,) * each.dim(), each),)) for name, each in tensors.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as it should be
-        load({}, storage_reader=Reader(place), planner=LoadPlanner(wanted, place), no_dist=True)
+        load({}, storage_reader=Reader(place), planner=LoadPlanner(wanted), no_dist=True)
     return {name.removeprefix(f"{prefix}/"): tensor for name, tensor in tensors.items()}
 
 
@@ -141,12 +141,12 @@ def _faults(place: Path, files: Mapping[str, Any]) -> list[str]:
     found = []
     for name, wanted in files.items():
         try:
-            ((_, (size, checksum)),) = checksums(place, [place / name])
+            there = checksum(place / name)
         except OSError as error:
             found.append(f"{name} cannot be read ({error.strerror})")
             continue
-        if [size, checksum] != list(wanted):
-            found.append(f"{name} is not what was written ({size:,} bytes of {wanted[0]:,}, or other ones)")
+        if there != list(wanted):
+            found.append(f"{name} is not what was written ({there[0]:,} bytes of {wanted[0]:,}, or other ones)")
     return found
 
 

@@ -73,9 +73,9 @@ def _write_item(name: str, shape: torch.Size, box: Piece) -> WriteItem:
 class LoadPlanner(DefaultLoadPlanner):
     """Tells DCP which boxes this rank wants."""
 
-    def __init__(self, stored: Mapping[str, Stored], place: Path) -> None:
+    def __init__(self, stored: Mapping[str, Stored]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._stored, self._place = stored, place
+        self._stored = stored
         self._boxes = {(name, box.offsets): box.tensor for name, each in stored.items() for box in each.pieces}
         self._known: Mapping[str, Any] = {}
 

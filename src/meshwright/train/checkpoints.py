@@ -48,12 +48,19 @@ class Checkpoints:
         """Remove all whole checkpoints but the newest few, never what `latest` names; and what a run that was killed
         left half.
         """
+        latest = self.latest()
         for old in self.whole()[:-newest]:
-            if old != self.latest():
-                going = old.with_name(f".{old.name}.removed")
-                old.rename(going)
+            if old != latest:
+                old.rename(old.with_name(f".{old.name}.removed"))
         for half in self.folder.glob(".step-*"):
             shutil.rmtree(half, ignore_errors=True)
+
+
+def step_of(place: Path) -> int:
+    """The step of a whole checkpoint, by its name."""
+    named = _NAME.fullmatch(place.name)
+    assert named is not None, place
+    return int(named[1])
 
 
 def find(resume: str, run_folder: Path) -> Path | None:
@@ -72,11 +79,8 @@ def find(resume: str, run_folder: Path) -> Path | None:
             )
         return None
     place = Path(resume)
-    if not (place / FACTS).exists() and (place / "checkpoints").is_dir():
-        found = Checkpoints(place).latest()
-        if found is not None:
-            return found
-    if not (place / FACTS).exists():
-        known = ", ".join(each.name for each in Checkpoints(run_folder).whole()) or "none"
+    found = place if (place / FACTS).exists() else Checkpoints(place).latest()
+    if found is None:
+        known = ", ".join(each.name for each in checkpoints.whole()) or "none"
         raise CheckpointError(f"{resume} is no checkpoint; {run_folder} has: {known}")
-    return place
+    return found

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.document import write_text
 from meshwright.errors import MeshwrightError
 from meshwright.model.resolve import resolve_model
 from meshwright.train import checkpoint
@@ -96,7 +97,7 @@ def _write_checkpoint(module: nn.Module, source: Weights, place: Path) -> None:
     with _one_process():
         checkpoint.write(place, stored, facts)
     config = dict(source.config) | {"architectures": [type(module).__name__]}
-    (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_text(place / CONFIG, json.dumps(config, indent=2) + "\n")
     if source.tokenizer is not None:
         source.load_tokenizer().save(place)
 

@@ -2,22 +2,18 @@
 
 import os
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
 _READ_AT_ONCE = 2**24  # bytes
 
 
-def checksums(folder: Path, files: Iterable[Path]) -> list[tuple[str, list[int]]]:
-    """(name, [bytes, CRC-32]) of each file."""
-    found = []
-    for path in files:
-        size = checksum = 0
-        with path.open("rb") as file:
-            while piece := file.read(_READ_AT_ONCE):
-                size, checksum = size + len(piece), zlib.crc32(piece, checksum)
-        found.append((str(path.relative_to(folder)), [size, checksum]))
-    return found
+def checksum(path: Path) -> list[int]:
+    """[bytes, CRC-32] of a file."""
+    size = found = 0
+    with path.open("rb") as file:
+        while piece := file.read(_READ_AT_ONCE):
+            size, found = size + len(piece), zlib.crc32(piece, found)
+    return [size, found]
 
 
 def write_synced(path: Path, text: str) -> None:

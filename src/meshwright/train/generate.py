@@ -71,8 +71,9 @@ def _continued(module: nn.Module, words: Tokenizer, begun: list[int], choice: Ch
             f"tokenizer '{words.name}' has {words.vocabulary:,} tokens, and the model's vocabulary "
             f"{config.vocab_size:,}: name the one that it was trained with (--tokenizer)"
         )
+    repeated = 0 if config.is_encoder_decoder else len(begun)  # the output begins with so many of the prompt's
     reach = getattr(config, "max_position_embeddings", None) or len(begun) + choice.tokens
-    if len(begun) >= reach and not config.is_encoder_decoder:
+    if repeated >= reach:
         raise MeshwrightError(f"the prompt has {len(begun):,} tokens, and the model {reach:,} positions: shorten it")
     drawn = {"temperature": choice.temperature, "top_k": choice.top_k or 0} if choice.temperature > 0 else {}
     torch.manual_seed(choice.seed)
@@ -80,11 +81,11 @@ def _continued(module: nn.Module, words: Tokenizer, begun: list[int], choice: Ch
         out: Tensor = module.generate(  # type: ignore[operator]
             torch.tensor([begun]),
             attention_mask=torch.ones(1, len(begun), dtype=torch.long),
-            max_new_tokens=min(choice.tokens, reach - (0 if config.is_encoder_decoder else len(begun))),
+            max_new_tokens=min(choice.tokens, reach - repeated),
             do_sample=bool(drawn),
             eos_token_id=words.end,
             pad_token_id=words.pad,
             **drawn,
         )
-    whole: list[int] = out[0].tolist()
-    return whole if config.is_encoder_decoder else whole[len(begun) :]
+    following: list[int] = out[0, repeated:].tolist()
+    return following

@@ -5,14 +5,13 @@ import logging
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from meshwright.errors import MeshwrightError
-from meshwright.train.checkpoints import Checkpoints
+from meshwright.train.checkpoints import Checkpoints, step_of
 from meshwright.train.job import Job, Outcome
 from meshwright.train.launch import WorkerError, WorkerPool, emit, preload
-from meshwright.train.metrics import Event, Tell
+from meshwright.train.metrics import Tell
 from meshwright.train.stopping import SIGNALS
 
 _log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ def run_locally(job: Job, tell: Tell) -> Outcome:
                 left -= 1
                 _log.warning("%s", error)
                 first = str(error).splitlines()[0]
-                tell({"event": "restart", "step": _step_of(latest), "why": first, "place": str(latest), "left": left})
+                tell({"event": "restart", "step": step_of(latest), "why": first, "place": str(latest), "left": left})
 
 
 def _check_cpu(job: Job) -> None:
@@ -83,18 +82,10 @@ def _on_rank(job: Job) -> Outcome:
     from meshwright.train.rank import run_on_rank
 
     try:
-        return run_on_rank(job, _emit)
+        return run_on_rank(job, emit)
     except MeshwrightError as error:
         emit(_Refused(str(error)))
         raise
-
-
-def _emit(event: Event) -> None:
-    emit(event)
-
-
-def _step_of(place: Path) -> int:
-    return int(place.name.rpartition("-")[2])
 
 
 @contextlib.contextmanager

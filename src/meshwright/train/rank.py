@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.runtime.parallel_model import ParallelModel
 from meshwright.runtime.parallelize import parallelize
 from meshwright.train import checkpoint
 from meshwright.train.agreement import on_first, together
@@ -42,13 +43,11 @@ def run_on_rank(job: Job, tell: Tell) -> Outcome:
         place = on_first(partial(find, job.run.checkpoints.resume, job.folder))
         facts = _restored(job, place, stepper, parallel, data)
         first = int(facts["step"]) if facts else 0
-        saver = Saver(job.folder, job.run.checkpoints, partial(_facts, job, data))
-        saver.last = first if facts else None
+        saver = Saver(job.folder, job.run.checkpoints, partial(_facts, job, data), last=first if facts else None)
         with _told(job, first, tell) as to_all:
             if place is not None:
                 to_all({"event": "resume", "step": first, "place": str(place), "processes": facts["processes"]})
-            trainer = Trainer(job, parallel, stepper=stepper, data=data, saver=saver, tell=to_all)
-            trainer.held_out = held_out
+            trainer = Trainer(job, parallel, stepper=stepper, data=data, held_out=held_out, saver=saver, tell=to_all)
             outcome = trainer.train(first)
             to_all({"event": "end", "step": outcome.step, "loss": outcome.loss, "stopped": outcome.stopped})
         return outcome
@@ -79,7 +78,7 @@ def _facts(job: Job, data: Dataset, step: int) -> Mapping[str, Any]:
     }
 
 
-def _restored(job: Job, place: Path | None, stepper: Stepper, parallel: Any, data: Dataset) -> dict[str, Any]:
+def _restored(job: Job, place: Path | None, stepper: Stepper, parallel: ParallelModel, data: Dataset) -> dict[str, Any]:
     """Go on from a checkpoint: parameters, optimizer, the data's position, what dropout is drawn from. Returns its
     facts; empty where there is none.
     """

@@ -12,19 +12,21 @@ from meshwright.train import checkpoint
 from meshwright.train.checkpoint_boxes import Stored
 from meshwright.train.checkpoints import Checkpoints
 
-Contents = Callable[[], Mapping[str, Stored]]
-
 
 class Saver:
-    """Saves the checkpoints of a run. `facts` tells what a checkpoint says of itself at a step."""
+    """Saves the checkpoints of a run. `facts` tells what a checkpoint says of itself at a step; `last` is the step of
+    the one that the run goes on from.
+    """
 
-    def __init__(self, folder: Path, policy: Policy, facts: Callable[[int], Mapping[str, Any]]) -> None:
+    def __init__(
+        self, folder: Path, policy: Policy, facts: Callable[[int], Mapping[str, Any]], *, last: int | None
+    ) -> None:
         self._places, self._policy, self._facts = Checkpoints(folder), policy, facts
         # Of its own: what is written beside the steps talks while they do.
         self._group = dist.new_group(backend="gloo")
         self._thread: Thread | None = None
         self._fault: BaseException | None = None
-        self.last: int | None = None
+        self.last = last
         """The step of the last checkpoint."""
 
     def due(self, step: int) -> bool:

@@ -45,11 +45,19 @@ class Trainer:
     """A run on this rank. `tell` hears what happens, on rank 0."""
 
     def __init__(
-        self, job: Job, parallel: ParallelModel, *, stepper: Stepper, data: Data, saver: Saver, tell: Tell
+        self,
+        job: Job,
+        parallel: ParallelModel,
+        *,
+        stepper: Stepper,
+        data: Data,
+        held_out: Data | None,
+        saver: Saver,
+        tell: Tell,
     ) -> None:
         self.run, self._job = job.run, job
         self.parallel, self._stepper, self._data, self._saver, self._tell = parallel, stepper, data, saver, tell
-        self.held_out: Data | None = None
+        self._held_out = held_out
         self._pace = Pace(job, tell)
         self._loss: float | None = None
 
@@ -107,10 +115,10 @@ class Trainer:
 
     def _evaluate_when_due(self, done: int) -> None:
         wanted = self.run.evaluation
-        if wanted is None or self.held_out is None or done % wanted.every:
+        if wanted is None or self._held_out is None or done % wanted.every:
             return
         start = time.perf_counter()
-        losses = [float(self.parallel.evaluate(self.held_out.batch(number))) for number in range(wanted.batches)]
+        losses = [float(self.parallel.evaluate(self._held_out.batch(number))) for number in range(wanted.batches)]
         seconds = time.perf_counter() - start
         self._tell({"event": "evaluation", "step": done, "loss": sum(losses) / len(losses), "seconds": seconds})
         self._pace.pause(seconds)

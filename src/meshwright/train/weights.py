@@ -82,10 +82,10 @@ def load_module(weights: Weights, *, dtype: torch.dtype | None = None, trust_rem
     """The module in evaluation mode, in a dtype or as it was written. No code of the folder's is run unless
     `trust_remote_code` says so. Raises MeshwrightError where a parameter is missing, or is none of the model's.
     """
-    state = read_whole(weights.place) if weights.is_checkpoint else None
     found = hub_class(weights.config, weights.kind)
     if "auto_map" in weights.config and not trust_remote_code and found.__name__.startswith("Auto"):
         raise MeshwrightError(f"{weights.place} needs its own code to run; if you trust it: --trust-remote-code")
+    state = read_whole(weights.place) if weights.is_checkpoint else None
     with quiet_transformers():
         options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True, "dtype": dtype or "auto"}
         options["trust_remote_code"] = trust_remote_code

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from meshwright.runtime.loss import IGNORED
 from meshwright.train.data.encode import TextEncoder
 from meshwright.train.data.pieces import Pieces, Single, packed
 from meshwright.train.data.rows import Listed
 from meshwright.train.data.tokenizer import ByteTokenizer
-from meshwright.train.tasks.language import IGNORED, HiddenTokens, NextToken
+from meshwright.train.tasks.language import HiddenTokens, NextToken
 
 BYTES = ByteTokenizer()
 TEXTS = Listed([{"text": text} for text in ("abcdef", "gh", "ijklmnopq")])

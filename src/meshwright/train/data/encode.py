@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.errors import MeshwrightError, did_you_mean
+from meshwright.errors import MeshwrightError
 from meshwright.recipe.data import Columns
 from meshwright.train.data.chat import Message
-from meshwright.train.data.rows import Row
+from meshwright.train.data.rows import Row, value_of
 from meshwright.train.data.tokenizer import Tokenizer, Tokens
 
 _ROLES = ("user", "assistant")
@@ -120,11 +120,9 @@ def conversation(row: Row, columns: Columns) -> list[dict[str, Any]]:
 
 def text_of(row: Row, column: str) -> str:
     """The text in a column. Raises MeshwrightError where there is none."""
-    if column not in row:
-        raise MeshwrightError(f"a row has no column '{column}'; {did_you_mean(column, row)} (data.columns names them)")
-    if not isinstance(row[column], str):
-        raise MeshwrightError(f"column '{column}' holds no text: {str(row[column])[:60]}")
-    text: str = row[column]
+    text = value_of(row, column)
+    if not isinstance(text, str):
+        raise MeshwrightError(f"column '{column}' holds no text: {str(text)[:60]}")
     return text
 
 

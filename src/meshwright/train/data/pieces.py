@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from meshwright.train.data.encode import Encoder, Flat, flattened
 from meshwright.train.data.folders import write_folder
-from meshwright.train.data.rows import Rows
+from meshwright.train.data.rows import Rows, every
 from meshwright.train.data.tokenizer import Tokens
 
 _PARTS = "tokens", "starts", "counts"
@@ -26,6 +26,11 @@ class Piece(NamedTuple):
     """The places where a text begins, but for the first."""
     real: int
     """Tokens that are no padding."""
+
+    @property
+    def attention(self) -> NDArray[np.int64]:
+        """What transformers calls `attention_mask`: 1 for each token, 0 for padding."""
+        return (np.arange(len(self.tokens)) < self.real).astype(np.int64)
 
 
 class Pieces(Protocol):
@@ -104,7 +109,7 @@ def packed(rows: Rows, encoder: Encoder, length: int, cache: Path | None = None)
     """
     if cache is not None and cache.is_dir():
         return Packed(*_cached(cache), length)
-    flat = flattened(encoder(rows[index] for index in range(len(rows))))
+    flat = flattened(encoder(every(rows)))
     if cache is None:
         return Packed(*flat, length)
     write_folder(cache, partial(_keep, flat))

@@ -3,7 +3,7 @@
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, did_you_mean
 
 Row = dict[str, Any]
 
@@ -149,6 +149,18 @@ class Taken:
 
     def __getitem__(self, index: int) -> Row:
         return self._rows[int(self._indices[index])]
+
+
+def every(rows: Rows) -> Iterator[Row]:
+    """All rows in their order, each read when it is its turn."""
+    return (rows[index] for index in range(len(rows)))
+
+
+def value_of(row: Row, column: str) -> Any:
+    """What a column holds. Raises MeshwrightError where the row has none of that name."""
+    if column not in row:
+        raise MeshwrightError(f"a row has no column '{column}'; {did_you_mean(column, row)} (data.columns names them)")
+    return row[column]
 
 
 def divided(rows: Rows, share: float, held_out: bool) -> Rows:

@@ -71,7 +71,7 @@ def _files(source: str) -> list[Path]:
 
 def _format_of(source: str, files: Sequence[Path]) -> Format:
     """What the names say, of a folder what most say. Raises MeshwrightError where they say nothing, or two things."""
-    if any((Path(source) / name).is_file() for name in _SAVED):
+    if _is_saved(source):
         return "huggingface"
     found = {_ENDINGS[file.suffix.lower()] for file in files if file.suffix.lower() in _ENDINGS}
     strict = found - {"text"} or found  # a README beside the data is none of it
@@ -87,6 +87,11 @@ def _format_of(source: str, files: Sequence[Path]) -> Format:
     )
 
 
+def _is_saved(source: str) -> bool:
+    """Whether `datasets` saved this folder."""
+    return any((Path(source) / name).is_file() for name in _SAVED)
+
+
 def _of_format(kind: Format, files: Sequence[Path]) -> list[Path]:
     """Of several files those whose names fit the format, if any does."""
     return [file for file in files if _ENDINGS.get(file.suffix.lower()) == kind] or list(files)
@@ -96,9 +101,8 @@ def _hugging_face(data: Data, _: Sequence[Path]) -> Rows:
     """A folder that `datasets` saved, or one of files in a layout that it knows. Its own code alone is run."""
     import datasets
 
-    saved = any((Path(data.source) / name).is_file() for name in _SAVED)
     try:
-        found = datasets.load_from_disk(data.source) if saved else datasets.load_dataset(data.source)
+        found = datasets.load_from_disk(data.source) if _is_saved(data.source) else datasets.load_dataset(data.source)
     except Exception as error:  # noqa: BLE001  its readers raise whatever theirs do
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise MeshwrightError(f"data.source '{data.source}' cannot be read by datasets: {said[0]}") from None

@@ -14,7 +14,7 @@ from meshwright.recipe.spec import Recipe
 from meshwright.train.data.encode import ChatEncoder, Encoder, TextEncoder, is_conversation, text_of
 from meshwright.train.data.order import Order
 from meshwright.train.data.pieces import Pieces, Single, packed
-from meshwright.train.data.rows import Rows
+from meshwright.train.data.rows import Rows, every
 from meshwright.train.data.stream import Streamed
 from meshwright.train.data.tokenizer import ByteTokenizer, Tokenizer
 from meshwright.train.tasks.language import HiddenTokens, NextToken, Sample
@@ -83,9 +83,8 @@ def texts_of(data: Data, task: str, rows: Rows) -> Iterator[str]:
     """All that a tokenizer can be learnt from. Raises MeshwrightError where rows have no text."""
     if task == "seq2seq":
         columns = data.columns.source, data.columns.target
-        return (text_of(rows[at], column) for at in range(len(rows)) for column in columns)
-    encoder = encoder_of(data, task, rows, ByteTokenizer())
-    return encoder.texts(rows[at] for at in range(len(rows)))
+        return (text_of(row, column) for row in every(rows) for column in columns)
+    return encoder_of(data, task, rows, ByteTokenizer()).texts(every(rows))
 
 
 def samples_of(setting: Setting) -> Samples:

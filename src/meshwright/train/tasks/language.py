@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.runtime.loss import IGNORED
 from meshwright.train.data.order import mixed
 from meshwright.train.data.pieces import Pieces
 from meshwright.train.data.tokenizer import Tokenizer
 
 Sample = dict[str, NDArray[Any]]
-IGNORED = -100
-"""The label of a token that does not count."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class HiddenTokens(OfPieces):
         )
         found = {"input_ids": tokens, "labels": np.where(wanted, piece.tokens, IGNORED)}
         if self.pieces.is_padded:
-            found["attention_mask"] = (words < piece.real).astype(np.int64)
+            found["attention_mask"] = piece.attention
         return found
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.errors import MeshwrightError, did_you_mean
+from meshwright.errors import MeshwrightError
+from meshwright.runtime.loss import IGNORED
 from meshwright.train.data.pieces import Single
-from meshwright.train.data.rows import Row, Rows
-from meshwright.train.tasks.language import IGNORED, OfPieces, Sample
+from meshwright.train.data.rows import Row, Rows, every, value_of
+from meshwright.train.tasks.language import OfPieces, Sample
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Translation(OfPieces):
         source, target = self.pieces.piece(number), self.targets.piece(number)
         return {
             "input_ids": source.tokens,
-            "attention_mask": (np.arange(len(source.tokens)) < source.real).astype(np.int64),
+            "attention_mask": source.attention,
             "labels": np.where(target.counts, target.tokens, IGNORED),
         }
 
@@ -52,10 +53,7 @@ class Labels:
         return number
 
     def _of(self, row: Row) -> Any:
-        if self._column not in row:
-            hint = did_you_mean(self._column, row)
-            raise MeshwrightError(f"a row has no column '{self._column}'; {hint} (data.columns names them)")
-        label = row[self._column]
+        label = value_of(row, self._column)
         if isinstance(label, bool) or not isinstance(label, int | str | np.integer):
             raise MeshwrightError(
                 f"column '{self._column}' holds {label!r:.60}, which is no class: a whole number or a name"
@@ -63,7 +61,7 @@ class Labels:
         return label
 
     def _numbered(self, rows: Rows) -> Mapping[str, int]:
-        names = sorted({str(self._of(rows[index])) for index in range(len(rows))})
+        names = sorted({str(self._of(row)) for row in every(rows)})
         if self._classes is not None and len(names) > self._classes:
             raise MeshwrightError(
                 f"column '{self._column}' has {len(names)} classes; the model tells {self._classes} apart"
@@ -83,7 +81,7 @@ class TextClasses(OfPieces):
         text = self.pieces.piece(number)
         return {
             "input_ids": text.tokens,
-            "attention_mask": (np.arange(len(text.tokens)) < text.real).astype(np.int64),
+            "attention_mask": text.attention,
             "labels": np.array(self.labels(self.rows[number])),
         }
 
@@ -123,9 +121,7 @@ def opened(row: Row, column: str) -> Any:
 
     from PIL import Image
 
-    if column not in row:
-        raise MeshwrightError(f"a row has no column '{column}'; {did_you_mean(column, row)} (data.columns names them)")
-    held = row[column]
+    held = value_of(row, column)
     if isinstance(held, Mapping):  # as Hugging Face's Parquet files hold them
         held = held.get("bytes") or held.get("path")
     try:
