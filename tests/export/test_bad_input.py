@@ -72,6 +72,7 @@ def test_contradictions_are_told_in_one_line(system: str, text: str, said: str) 
         ("ds.json", '{"zero_optimization": {"stage": "three"}}', "must be a whole number (got 'three')"),
         ("ds.json", '{"zero_optimization": {"stage": 3}}', "nothing says the batch of a step"),
         ("ds.yaml", "a: [1", "not YAML"),
+        ("ds.yaml", "a: 2024-13-45", "not YAML"),
         ("ds.toml", "a = ", "not TOML"),
         ("run.sh", "CMD='--tp 1\n", "a quote or bracket is not closed"),
     ],
@@ -83,6 +84,13 @@ def test_broken_files_are_told_with_their_name(tmp_path: Path, name: str, text: 
         take_in(path, "deepspeed", cluster="8xh100", model="llama-3.1-8b", sequence=4096)
     assert said in str(error.value)
     assert name in str(error.value)
+
+
+def test_as_many_processes_are_to_be_started_as_the_plan_has() -> None:
+    model, cluster = mw.model("llama-3.1-8b"), mw.cluster("8xh100")
+    four = mw.uniform_plan(model, cluster, RECIPE, tp=2, dp=2)
+    found = export_plan(Inputs(four, model, cluster, RECIPE), "megatron")
+    assert any(note.startswith("start 4 processes") for note in found.notes)
 
 
 def test_an_unknown_system_is_told_with_the_nearest() -> None:

@@ -53,6 +53,16 @@ def test_files_that_a_run_names_lie_beside_it_and_those_that_are_typed_here(file
     assert read_run(file, ["plan=plan.yaml"]).plan == "plan.yaml"
 
 
+def test_the_data_of_an_evaluation_lie_beside_the_run_as_what_is_learnt_from(file: Path) -> None:
+    (file.parent / "other.txt").write_text("text")
+    judged = "evaluation: {every: 3, data: {source: other.txt}}\n"
+    file.write_text(file.read_text() + "data: {source: other.txt}\n" + judged)
+    run = read_run(file, [])
+    assert run.evaluation is not None
+    assert run.evaluation.data is not None
+    assert run.evaluation.data.source == run.data.source == str(file.parent / "other.txt")
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [

@@ -38,6 +38,9 @@ def read_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         data = _beside(data, _PATHS, folder)
         if isinstance(data.get("data"), dict):
             data |= {"data": _beside(data["data"], _DATA_PATHS, folder)}
+        judged = data.get("evaluation")
+        if isinstance(judged, dict) and isinstance(judged.get("data"), dict):
+            data |= {"evaluation": judged | {"data": _beside(judged["data"], _DATA_PATHS, folder)}}
     data = _with_recipe(with_overrides(_with_recipe(data), overrides))
     return Run.from_data(data, str(path), lines)
 

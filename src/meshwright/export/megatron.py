@@ -187,10 +187,9 @@ def _files(values: Values) -> dict[str, str]:
 
 
 def _notes(inputs: Inputs) -> list[str]:
-    nodes = inputs.cluster.size
     return [
-        f"start {nodes} processes with: torchrun ... pretrain_gpt.py $(cat FILE), and data, tokenizer and schedule of "
-        "the learning rate of your own"
+        f"start {inputs.plan.world_size} processes with: torchrun ... pretrain_gpt.py $(cat FILE), and data, tokenizer "
+        "and schedule of the learning rate of your own"
     ]
 
 

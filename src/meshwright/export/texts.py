@@ -199,7 +199,8 @@ def _load(path: Path, text: str) -> Any:
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text.replace("\t", " "))
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise DocumentError(f"{path}{line}: {_KIND[path.suffix]}: {getattr(error, 'msg', error)}") from None
+        kind = _KIND.get(path.suffix, "not YAML")
+        raise DocumentError(f"{path}{line}: {kind}: {getattr(error, 'msg', error)}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
