@@ -14,6 +14,7 @@ from meshwright.cost.compute import (
     layer_load,
     layer_seconds,
     load_of,
+    loads_of,
     machines,
     needed_flops,
     operator_seconds,
@@ -46,7 +47,10 @@ def timed(one: Share, kernels: str, machine: Machine) -> Seconds:
 
 def layer_timed(shares: list[Share], recompute: Recompute, kernels: str, machine: Machine) -> Seconds:
     """A layer of these operators."""
-    return layer_seconds(layer_load(shares, recompute, KERNEL_SETS[kernels], Storage()), Storage(), machine)
+    loads = loads_of(shares, KERNEL_SETS[kernels], Storage())
+    return layer_seconds(
+        layer_load(shares, loads, recompute), [operator_seconds(load, Storage(), machine) for load in loads]
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from meshwright.cluster.spec import Cluster
 from meshwright.cost.calibration import IDEAL
-from meshwright.cost.compute import Machine, layer_load, layer_seconds
+from meshwright.cost.compute import Machine, layer_load, layer_seconds, loads_of, operator_seconds
 from meshwright.cost.estimate import Estimate, estimate_plan, model_flops, peak_flops
 from meshwright.cost.kernels import KERNEL_SETS
 from meshwright.cost.placement import Placement
@@ -82,7 +82,9 @@ def test_one_device_takes_the_sum_of_its_operators() -> None:
     machine = Machine(989.4e12, 989.4e12, 3.35e12)
     for block in placement.blocks:
         for shares in placement.shares(block):
-            one = layer_seconds(layer_load(shares, "none", KERNEL_SETS["hf-sdpa"], Storage()), Storage(), machine)
+            loads = loads_of(shares, KERNEL_SETS["hf-sdpa"], Storage())
+            seconds = [operator_seconds(load, Storage(), machine) for load in loads]
+            one = layer_seconds(layer_load(shares, loads, "none"), seconds)
             total += 4 * len(block.names) * (one.forward + one.backward)
     table = 8192 * 4096
     added_up = 4 * ((2 + 2 * 4) * given_inputs.model.parameters + 2 * table) / 3.35e12

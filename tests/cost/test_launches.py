@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from meshwright.cost.calibration import IDEAL  # noqa: E402
-from meshwright.cost.compute import layer_load  # noqa: E402
+from meshwright.cost.compute import layer_load, loads_of  # noqa: E402
 from meshwright.cost.kernels import KERNEL_SETS  # noqa: E402
 from meshwright.cost.launches import BACKWARD, EXCHANGE, LAUNCHES, Launches, launched  # noqa: E402
 from meshwright.cost.layer_times import time_layer  # noqa: E402
@@ -143,7 +143,7 @@ def test_what_is_fused_launches_no_more(operator: Operator) -> None:
 
 
 def of_layer(shares: list[Share], recompute: Any) -> Launches:
-    return layer_load(shares, recompute, KERNEL_SETS["hf-eager"], Storage()).launches
+    return layer_load(shares, loads_of(shares, KERNEL_SETS["hf-eager"], Storage()), recompute).launches
 
 
 MATRIX, CORE = Linear(inputs=8, outputs=8), Attention(heads=1, kv_heads=1, head_dim=8)

@@ -19,14 +19,17 @@ from meshwright.search.costs import StageCosts
 from meshwright.search.outline import Kept
 from meshwright.search.planner import Search
 from meshwright.search.problem import Problem, Wishes
-from meshwright.search.solve import Solver
+from meshwright.search.solve import Solution, Solver
 from meshwright.search.space import Shape, realise, schedules
 from meshwright.search.stages import in_flight
 from tests.cost.build import llama
 
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 SIZES = {"hidden_size": 1024, "intermediate_size": 2816, "vocab_size": 8192, "num_hidden_layers": 4}
+MOST_SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 704, "mlp_only_layers": [0]}
+UNLIKE = SIZES | MOST_SPARSE | {"model_type": "qwen3_moe", "num_hidden_layers": 5}
 CASES = {
+    "a first layer of its own": (llama(**UNLIKE), "2x2xh100", None),
     "dense": (llama(**SIZES), "2x2xh100", None),
     "small memory": (llama(**SIZES), "2x2xh100", 5e9),
     "experts": (llama(**SIZES | EXPERTS), "2x2xh100", None),
@@ -67,12 +70,17 @@ def test_no_choice_takes_less_than_its_bounds(name: str) -> None:
     assert closest > 0.75  # layers this small wait for the host, which starts exchanges too: no bound counts that
 
 
-TURNS: dict[str, Wishes] = {
-    "interleaved": Wishes(schedule="interleaved", forbid=("cp", "ulysses"), micro_batch=1),
-    "interleaved in little memory": Wishes(
-        schedule="interleaved", forbid=("cp", "ulysses"), micro_batch=1, memory_limit=4.5e9
+TURNS: dict[str, tuple[ModelSpec, Wishes]] = {
+    "interleaved": (llama(**SIZES), Wishes(schedule="interleaved", forbid=("cp", "ulysses"), micro_batch=1)),
+    "interleaved in little memory": (
+        llama(**SIZES),
+        Wishes(schedule="interleaved", forbid=("cp", "ulysses"), micro_batch=1, memory_limit=4.5e9),
     ),
-    "zbv": Wishes(schedule="zbv", forbid=("cp", "ulysses"), micro_batch=1),
+    "a first layer of its own": (
+        llama(**UNLIKE),
+        Wishes(schedule="interleaved", forbid=("cp", "ulysses"), micro_batch=1, tp=1, memory_limit=4.5e9),
+    ),
+    "zbv": (llama(**SIZES), Wishes(schedule="zbv", forbid=("cp", "ulysses"), micro_batch=1)),
 }
 
 
@@ -80,7 +88,8 @@ TURNS: dict[str, Wishes] = {
 def test_no_plan_whose_groups_have_several_stages_takes_less_than_its_bounds(name: str) -> None:
     """Every such plan, replicas of nodes that shard (HSDP) included."""
     recipe, cluster = mw.recipe(global_batch=16, sequence=1024), mw.cluster("4x2xh100")
-    search = Search(Problem(llama(**SIZES), cluster, recipe, TURNS[name]))
+    model, wishes = TURNS[name]
+    search = Search(Problem(model, cluster, recipe, wishes))
     search._ties = itertools.count()
     search._start()
     ground, seen, replicas, closest = search._ground, 0, 0, 0.0
@@ -108,6 +117,32 @@ def test_no_plan_whose_groups_have_several_stages_takes_less_than_its_bounds(nam
     assert seen > 10
     assert replicas > 0
     assert closest > 0.9
+
+
+@pytest.mark.parametrize("limit", [7e9, 9e9])
+def test_no_group_of_several_stages_is_refused_that_fits(limit: float) -> None:
+    """Logits as large as these are those of one micro-batch, however many a group has in flight."""
+    wishes = Wishes(schedule="interleaved", forbid=("cp", "ulysses"), micro_batch=1, memory_limit=limit)
+    model = llama(**SIZES | {"vocab_size": 131072, "num_hidden_layers": 8})
+    search = Search(Problem(model, mw.cluster("4x2xh100"), mw.recipe(global_batch=16, sequence=1024), wishes))
+    search._ties = itertools.count()
+    search._start()
+    fitting = refused = 0
+    for shape in (shape for shape in search._ground.shapes if shape.pp > 1):
+        for schedule, virtual in schedules(search.problem, shape):
+            choice = realise(search.problem, shape, schedule, virtual)
+            assert choice is not None
+            for costs in search._costs.whole(shape, choice):
+                solver, least = Solver(costs, choice), [costs.bench.recomputes(layer)[0] for layer in model.layers]
+                options = tuple(Option(costs.state, recompute) for recompute in least)
+                found = simulated(search.problem, choice, Solution(0.0, solver.even, options), search._reached)
+                if solver.solve(float("inf")) is not None:
+                    fitting += 1
+                elif found is not None:
+                    assert not found.fits, (shape, virtual, costs.state)
+                    refused += 1
+    assert fitting > 10
+    assert refused > 2
 
 
 def test_what_groups_hold_is_what_their_orders_hold() -> None:

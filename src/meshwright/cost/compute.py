@@ -258,28 +258,26 @@ class LayerLoad(NamedTuple):
     """Of one micro-batch."""
 
 
-def layer_load(
-    shares: Iterable[Share],
-    recompute: Recompute,
-    kernels: KernelSet,
-    storage: Storage,
-    narrow: Narrow | None = None,
-) -> LayerLoad:
+def loads_of(
+    shares: Iterable[Share], kernels: KernelSet, storage: Storage, narrow: Narrow | None = None
+) -> tuple[Load, ...]:
+    """What a layer's operators ask of a machine; `narrow` as in Load."""
+    return tuple([load_of(share, kernels, storage, narrow) for share in shares])
+
+
+def layer_load(shares: Iterable[Share], loads: tuple[Load, ...], recompute: Recompute) -> LayerLoad:
     """What a layer's operators ask of a machine, under a row's recompute."""
-    loads, again, launches = list[Load](), list[bool](), Launches()
-    for share in shares:
-        load, learns = load_of(share, kernels, storage, narrow), share.passes or share.learns
-        repeated = learns and is_repeated(share, recompute)
-        loads.append(load)
-        again.append(repeated)
-        launches = launches.plus(Launches(load.launches, load.launches * (BACKWARD * learns + repeated)))
-    return LayerLoad(tuple(loads), tuple(again), launches)
+    again, launches = list[bool](), Launches()
+    for share, load in zip(shares, loads, strict=True):
+        learns = share.passes or share.learns
+        again.append(learns and is_repeated(share, recompute))
+        launches = launches.plus(Launches(load.launches, load.launches * (BACKWARD * learns + again[-1])))
+    return LayerLoad(loads, tuple(again), launches)
 
 
-def layer_seconds(layer: LayerLoad, storage: Storage, machine: Machine) -> Seconds:
-    """The computing of one layer's operators for one micro-batch, on one device."""
+def layer_seconds(layer: LayerLoad, seconds: Iterable[Seconds]) -> Seconds:
+    """The computing of one layer's operators for one micro-batch, on one device, by `operator_seconds` of each."""
     found = Seconds()
-    for load, again in zip(layer.loads, layer.again, strict=True):
-        one = operator_seconds(load, storage, machine)
+    for one, again in zip(seconds, layer.again, strict=True):
         found = found.plus(one._replace(recompute=one.forward * again))
     return found

@@ -11,7 +11,15 @@ from typing import NamedTuple
 from meshwright.cost.activations import layer_activations
 from meshwright.cost.blocks import Block
 from meshwright.cost.casts import narrow_of
-from meshwright.cost.compute import LayerLoad, Seconds, layer_load, layer_seconds, machines
+from meshwright.cost.compute import (
+    Load,
+    Seconds,
+    layer_load,
+    layer_seconds,
+    loads_of,
+    machines,
+    operator_seconds,
+)
 from meshwright.cost.flows import Flow, Purpose
 from meshwright.cost.hiding import RowWork, waited
 from meshwright.cost.launches import EXCHANGE
@@ -20,6 +28,7 @@ from meshwright.cost.offload import host_link
 from meshwright.cost.optimizers import optimizer_bytes
 from meshwright.cost.overlap import LayerTime
 from meshwright.cost.placement import Placement
+from meshwright.cost.shares import Share
 from meshwright.cost.slices import stepped_by
 from meshwright.cost.states import sharding_of
 from meshwright.cost.uses import Storage
@@ -159,20 +168,29 @@ def keep_layer(placement: Placement, wires: Wires, block: Block, ways: tuple[One
 def _rows(placement: Placement, block: Block) -> Iterator[RowWork]:
     """The rows of a block, with their computing on the slowest kind of device: exchanges make the others wait."""
     storage, devices = placement.storage(block.group), machines(placement, block.group)
-    loads = placement.once(("loads", block.likeness), lambda: _loads(placement, block, storage))
-    for (row, _, shares), flows, load in zip(
-        placement.row_shares(block), row_flows(placement, block), loads, strict=True
-    ):
-        kinds = (layer_seconds(load, storage, device) for device in devices)
+    for (row, _, shares), flows in zip(placement.row_shares(block), row_flows(placement, block), strict=True):
+        loads = _loads(placement, block, shares, storage)
+        load = layer_load(shares, loads, row.recompute)
+        computing = _computing(placement, block.group, loads, storage)
+        kinds = (layer_seconds(load, each) for each in computing)
         yield RowWork(row, shares, flows, Seconds(*map(max, zip(*kinds, strict=True))), devices, load)
 
 
-def _loads(placement: Placement, block: Block, storage: Storage) -> list[LayerLoad]:
+def _loads(placement: Placement, block: Block, shares: list[Share], storage: Storage) -> tuple[Load, ...]:
+    """Of operators that blocks share (`Placement.shares`) once."""
     narrow = narrow_of(placement.recipe.precision, block.stack.operators)
-    return [
-        layer_load(shares, row.recompute, placement.kernels, storage, narrow)
-        for row, _, shares in placement.row_shares(block)
-    ]
+    key = "loads", storage, narrow, tuple(map(id, shares))
+    return placement.once(key, lambda: loads_of(shares, placement.kernels, storage, narrow))
+
+
+def _computing(placement: Placement, group: str, loads: tuple[Load, ...], storage: Storage) -> list[list[Seconds]]:
+    """Of each kind of device of a group."""
+
+    def made() -> list[list[Seconds]]:
+        devices = machines(placement, group)
+        return [[operator_seconds(load, storage, device) for load in loads] for device in devices]
+
+    return placement.calibrated(("computing", id(loads), group), made)
 
 
 def adding_up(placement: Placement, block: Block) -> float:

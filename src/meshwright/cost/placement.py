@@ -282,8 +282,14 @@ class Placement:
 
     def shares(self, block: Block) -> list[list[Share]]:
         """The operators of each part of a block as one rank has them; equal ones of other stages are computed once."""
+        return self.once(("shares", block.likeness), lambda: self._shares(block))
+
+    def _shares(self, block: Block) -> list[list[Share]]:
+        """Blocks that are split alike share them, whatever they recompute and whatever shards their states."""
         extent = Extent(self.samples, self.lengths, block.stack.stream, self.plan.execution.expert_imbalance)
-        return self.once(("shares", block.likeness), lambda: layer_shares(self.ways(block), extent, block.learning))
+        ways = self.ways(block)
+        key = "split", id(block.stack), tuple(own for _, own in ways), block.learning
+        return self.once(key, lambda: layer_shares(ways, extent, block.learning))
 
     def row_shares(self, block: Block) -> list[tuple[Row, tuple[Part, ...], list[Share]]]:
         """Each row of a block, with the parts under it and their operators as one rank has them."""

@@ -10,6 +10,7 @@ import numpy as np
 from meshwright.cost.overlap import Streams
 from meshwright.model.spec import Layer
 from meshwright.search.bench import Bench, Bytes, Seconds
+from meshwright.search.bounds import Floor
 from meshwright.search.choice import Option
 from meshwright.search.frontier import Floats, Frontier, beside, repeated
 from meshwright.search.ground import Pace
@@ -112,11 +113,13 @@ class StageCosts:
         """
         return lost_to(self.seconds(kind, place), self._contention)
 
-    def pace(self, main: Layer) -> Pace:
-        """Of a layer under each of its recomputes, and of all layers once."""
+    def pace(self, main: Layer, floor: Floor | None = None) -> Pace:
+        """Of a layer under each of its recomputes, and of all layers once: by a `floor` those of other kinds, where
+        there is one.
+        """
         own = next(kind for kind, layer in enumerate(self.first) if layer.stack is main.stack)
         ways = [self.alone(own, place) for place in range(len(self.bench.recomputes(main)))]
-        of_kinds, body = [sum(self.alone(kind)) for kind in range(len(self.first))], self.bench.body
+        of_kinds, body = [self._least(kind, own, floor) for kind in range(len(self.first))], self.bench.body
         both = [of_kinds[kind] for kind in self.kinds]
         return Pace(
             forward=min(there for there, _ in ways),
@@ -126,6 +129,11 @@ class StageCosts:
             head=sum(both[body[-1] + 1 :]),
             finish=self.seconds(own).finish,
         )
+
+    def _least(self, kind: int, exact: int, floor: Floor | None) -> float:
+        if floor is None or kind == exact:
+            return sum(self.alone(kind))
+        return floor.of(self.first[kind]).both
 
     def counts(self, first: int, after: int) -> Counts:
         """Kinds of a range of layers, with how many there are."""

@@ -26,12 +26,15 @@ class Recomputed(NamedTuple):
 
 
 class Fill:
-    """Stages with so many bytes each, whose layers choose among these: arrays of [..., stages]."""
+    """Stages with so many bytes each, whose layers choose among these: arrays of [..., stages]. `once` is the least of
+    what is there once in a stage, whatever its layers take.
+    """
 
-    def __init__(self, options: list[Recomputed], room: Floats | float) -> None:
+    def __init__(self, options: list[Recomputed], room: Floats | float, once: Floats | float = 0.0) -> None:
         self._alone, self._both = [], list[tuple[Floats, ...]]()
         for level in {each.again for each in options}:
-            allowed, left = [each for each in options if each.again <= level], np.maximum(0.0, room - level)
+            allowed = [each for each in options if each.again <= level]
+            left = np.maximum(0.0, room - np.maximum(level, once))
             self._alone += [(1 / each.seconds, left / each.bytes) for each in allowed]
             self._both += list(_pairs(allowed, left))
 

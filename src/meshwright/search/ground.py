@@ -18,11 +18,11 @@ from meshwright.plan.words import Schedule
 from meshwright.search.benches import Benches
 from meshwright.search.bounds import Floor, alone, one_f_one_b_bound, whole_work
 from meshwright.search.dense import Cuts, Dense, cuts_of
-from meshwright.search.fill import Fill, Recomputed
 from meshwright.search.frontier import Bools, Floats, Integers
+from meshwright.search.main_room import MainRoom
 from meshwright.search.outline import Facts, Kept, Moved, Numbers, Outline, step_seconds
 from meshwright.search.problem import Problem
-from meshwright.search.space import Shape, shapes
+from meshwright.search.space import V_SHAPED, Shape, shapes
 from meshwright.search.stages import in_flight
 
 _PASSING: tuple[Schedule, ...] = ("1f1b", "interleaved")
@@ -30,18 +30,6 @@ _PASSING: tuple[Schedule, ...] = ("1f1b", "interleaved")
 _ROUNDED = 1 - 1e-9
 _TINY = 1e-30
 Places: TypeAlias = Integers | slice
-
-
-class _Main(NamedTuple):
-    """A layer of those that are most in number, on one replica."""
-
-    forward: float
-    backward: tuple[float, ...]
-    """Seconds under each recompute."""
-    kept: tuple[float, ...]
-    """Bytes for each micro-batch in flight."""
-    again: tuple[float, ...]
-    """Bytes that are there once."""
 
 
 class Pace(NamedTuple):
@@ -76,11 +64,8 @@ class Ground:
         self._fits = self._by_state(outline.fits)[0]
         self._moved = Moved(*self._by_state(outline.moved))
         self._of_main = Moved(*self._by_state(lambda state: outline.moved_of(state, facts.of_main)))
-        self._rest, self._gradients = self._by_state(
-            lambda state: outline.rests(state, facts.of_main, facts.optimizer_of_main)
-        )
-        self._on_its_way = self._by_state(lambda state: outline.once(state, facts.of_main))[0]
         self.benches = Benches(problem, calibration)
+        self._room = MainRoom(outline, self._by_state, self.benches)
         self._share = 1 / (outline.micro_batches * outline.stage)
         """What the ranks of a stage compute of a micro-batch, of the whole batch on one device."""
         self._passes = wishes.schedule in (None, *_PASSING)
@@ -88,8 +73,8 @@ class Ground:
         self._closest, self._costed = np.zeros(len(self.shapes)), set[Cuts]()
         self._alike = _alike(self.shapes) if self._dense else {}
         self._floors: dict[Shape, Floor] = {}
-        self._mains: dict[Shape, _Main] = {}
         self._under: dict[tuple[Shape, Schedule], Floats] = {}
+        self._cuts: dict[tuple[int, int], tuple[Floats, Floats]] = {}
         self._numbered = len(numbered_layers(problem.model)) if any(each.pp > 1 for each in self.shapes) else 0
 
     def _without_experts(self, problem: Problem, calibration: Calibration) -> Dense | None:
@@ -180,7 +165,7 @@ class Ground:
         """Under which states the layers that are most in number may have room in the stages' memory, in a step below so
         much.
         """
-        main, place = self._main(shape.inner), self._place[shape]
+        main, place = self._room.main(shape.inner), self._place[shape]
         moved, floor = self._of_main.at(place), self._floors[shape.inner]
         once, _ = self._one(floor, self._moved.at(place))
         backward = np.maximum(np.array(main.backward), np.asarray(moved.backward)[:, None])
@@ -214,45 +199,18 @@ class Ground:
             seconds = [np.repeat(shape.micro_batches * each, shape.pp, axis=1) for each in both]
             limit = below - self._taken(shape, schedule, virtual, numbered, head)
             if schedule == "interleaved":
-                counts = even_counts(self._numbered, shape.pp * virtual)
-                own = np.array([sum(counts[group :: shape.pp]) for group in range(shape.pp)])
-                own, needed = own - (self._numbered - number), 0.0
-                limit = limit - finish * max(0, own[0])
+                every, own = self._dealt(shape.pp, virtual)
+                needed = 0.0
+                limit = limit - shape.micro_batches * numbered * (every - own) - finish * own[0]
             elif shape.pp == 1:
                 limit = limit - finish * number
         alive = in_flight(schedule, shape.pp, virtual, shape.micro_batches)
-        fill = self._fill(shape, alive, states, [np.maximum(each, _TINY) for each in seconds])
+        last = 0 if schedule in V_SHAPED else shape.pp - 1
+        paced = [np.maximum(each, _TINY) for each in seconds]
+        fill = self._room.fill(shape, self._place[shape], states, paced, alive=alive, last=last)
         most = np.floor(fill.layers(np.maximum(limit, 0.0)) / _ROUNDED)
         found: Bools = (most.sum(axis=1) >= needed) & (most >= own).all(axis=1)
         return found
-
-    def _fill(self, shape: Shape, alive: Floats, states: list[int], paces: list[Floats]) -> Fill:
-        place, main, facts = self._place[shape], self._main(shape.inner), self._facts
-        rest, gradients, once = (
-            each[states, place][:, None] for each in (self._rest, self._gradients, self._on_its_way)
-        )
-        # The gradients of a stage's first backward are there when its micro-batch is not in flight any more.
-        begun = np.full(shape.pp, facts.begun) | (shape.micro_batches > alive)
-        alive, gradient = np.where(begun, alive, np.maximum(alive - 1, 1)), gradients * (begun | (alive > 1))
-        options = [
-            Recomputed(pace, rest + gradient + alive * facts.moving * kept, again)
-            for pace, kept, again in zip(paces, main.kept, main.again, strict=True)
-        ]
-        return Fill(options, facts.capacity - once)
-
-    def _main(self, inner: Shape) -> _Main:
-        if inner not in self._mains:
-            bench, layer = self.benches.replica(inner), self._facts.main
-            names = bench.recomputes(layer)
-            seconds = [bench.computed(layer, name) for name in names]
-            sizes = [bench.alive(layer, name) for name in names]
-            self._mains[inner] = _Main(
-                seconds[-1].forward.compute,
-                tuple(each.backward.compute for each in seconds),
-                tuple(each.kept for each in sizes),
-                tuple(each.whole - each.kept for each in sizes),
-            )
-        return self._mains[inner]
 
     @property
     def main(self) -> Layer:
@@ -284,10 +242,24 @@ class Ground:
         """Stages are cut evenly. A group starts when the first stages of those before it have passed a micro-batch on,
         and ends as long before their last backwards.
         """
-        counts, floor = even_counts(self._numbered, shape.pp * virtual), self.floor(shape.inner)
-        own = np.array([sum(counts[group :: shape.pp]) for group in range(shape.pp)])
+        floor, (every, own) = self.floor(shape.inner), self._dealt(shape.pp, virtual)
         before = self._taken(shape, "interleaved", virtual, floor.numbered, floor.head)
-        return before + shape.micro_batches * own * floor.numbered
+        others = (every - own) * floor.numbered
+        found: Floats = before + shape.micro_batches * (own * floor.of(self._facts.main).both + others)
+        return found
+
+    def _dealt(self, groups: int, virtual: int) -> tuple[Floats, Floats]:
+        """Numbered layers of each group whose stages are cut evenly, and of these the ones that are most in number."""
+        key = groups, virtual
+        if key not in self._cuts:
+            main = [
+                layer.stack is self._facts.main.stack for layer in self.problem.model.layers if layer.index is not None
+            ]
+            ends = np.cumsum([0, *even_counts(self._numbered, groups * virtual)])
+            before = np.concatenate(([0], np.cumsum(main)))[ends]
+            every, own = (np.diff(each).reshape(virtual, groups).sum(axis=0) * 1.0 for each in (ends, before))
+            self._cuts[key] = every, own
+        return self._cuts[key]
 
 
 def _alike(shapes: Sequence[Shape]) -> dict[Cuts, Integers]:

@@ -89,9 +89,8 @@ class Facts:
         """None where devices are of several pools, for which there is no bound by links."""
         self.layers = [_weights(bench, layer) for layer in problem.model.layers]
         self.all = Weights(*map(sum, zip(*self.layers, strict=True)))
-        self.optimizer = sum(
-            bench.bytes(layer, _plain(bench, layer)).states.optimizer for layer in problem.model.layers
-        )
+        self._optimizers = [bench.bytes(layer, _plain(bench, layer)).states.optimizer for layer in problem.model.layers]
+        self.optimizer = sum(self._optimizers)
         """Bytes of its states."""
         sent = (_dispatched(bench, layer) for layer in problem.model.layers)
         self.dispatched = tuple(map(sum, zip(*sent, strict=True)))
@@ -106,7 +105,16 @@ class Facts:
         self.begun = placement.kernels.keeps_gradients
         self.main = _main(problem.model)
         self.of_main = self.layers[problem.model.layers.index(self.main)]
-        self.optimizer_of_main = bench.bytes(self.main, _plain(bench, self.main)).states.optimizer
+        numbered = [place for place, layer in enumerate(problem.model.layers) if layer.index is not None]
+        count = len(self.layers)
+        self.ends = (range(numbered[0]), range(numbered[-1] + 1, count)) if numbered else (range(0), range(0))
+        """Where layers stand that are before and after the numbered ones."""
+
+    def held(self, places: Sequence[int]) -> tuple[Weights, float]:
+        """Of layers at these places, the numbers that learn, and bytes of the optimizer's states."""
+        learn = [self.layers[place] for place in places]
+        numbers = Weights(sum(each.dense for each in learn), sum(each.experts for each in learn))
+        return numbers, sum(self._optimizers[place] for place in places)
 
 
 def _main(model: ModelSpec) -> Layer:

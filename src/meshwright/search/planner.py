@@ -27,7 +27,7 @@ from meshwright.search.answer import (
     simulated,
     undominated,
 )
-from meshwright.search.bounds import one_f_one_b_bound
+from meshwright.search.bounds import Floor, one_f_one_b_bound
 from meshwright.search.choice import Choice, Option
 from meshwright.search.costs import StageCosts
 from meshwright.search.ground import Ground
@@ -273,16 +273,26 @@ class Search:
         return Kept(costs.state, costs.bench.choice.pieces != choice.pieces)
 
     def _worth(self, item: _Item, every: list[StageCosts]) -> list[StageCosts]:
-        """The states that may win by their time alone."""
-        choice, ground, below = item.choice, self._ground, self._below
+        """The states that may win by their time and memory: first by that of the layers that are most in number, then
+        by that of all.
+        """
+        choice, floor = item.choice, self._ground.floor(item.shape.inner)
         assert choice is not None, "it was realised"
-        fast = [each for each in every if self._paced(choice, each) < below]
-        places = [ground.states.index(self._kept(choice, each)) for each in fast]
-        paces = [each.pace(ground.main) for each in fast]
-        held = ground.holds(item.shape, choice.schedule, choice.virtual, places, paces, below=below) if fast else ()
-        found = [each for each, holds in zip(fast, held, strict=True) if holds]
-        self.dropped = self.dropped if len(found) == len(every) else min(self.dropped, below)
+        found = self._holding(item.shape, choice, every, floor)
+        found = [each for each in found if self._paced(choice, each) < self._below]
+        found = self._holding(item.shape, choice, found, None)
+        self.dropped = self.dropped if len(found) == len(every) else min(self.dropped, self._below)
         return found
+
+    def _holding(self, shape: Shape, choice: Choice, every: list[StageCosts], floor: Floor | None) -> list[StageCosts]:
+        """The states under which the layers that are most in number may have room in a step that may win."""
+        if not every:
+            return []
+        ground = self._ground
+        places = [ground.states.index(self._kept(choice, each)) for each in every]
+        paces = [each.pace(ground.main, floor) for each in every]
+        held = ground.holds(shape, choice.schedule, choice.virtual, places, paces, below=self._below)
+        return [each for each, holds in zip(every, held.tolist(), strict=True) if holds]
 
     @staticmethod
     def _paced(choice: Choice, costs: StageCosts) -> float:

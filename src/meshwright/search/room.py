@@ -116,17 +116,17 @@ class Room:
         does not fit at all.
 
         Gradients are there from the end of the first backward on: with fewer micro-batches than the stage holds, when
-        one less is in flight.
+        one less is in flight. Logits are those of one micro-batch: the last stage runs each backward at once.
         """
         passing, whole = held.window + held.passing(recomputed), held.resting + held.gradients
         overlapping, unlike = in_flight > 1, held.unlike(recomputed)
         if self._needed(whole, held.widened, overlapping=overlapping) > self.capacity:
             return -1.0
-        line = self._lines[overlapping]
+        line, passing = self._lines[overlapping], passing + held.logits
         room = line.moves(self.capacity, whole, unlike)
         if self._begun or micro_batches > in_flight:
-            return (room - passing) / in_flight - held.logits
+            return (room - passing) / in_flight
         alone = (line.moves(self.capacity, held.resting, unlike) - passing) / in_flight
         if in_flight > 1:
             alone = min(alone, (room - passing) / (in_flight - 1))
-        return alone - held.logits
+        return alone

@@ -30,7 +30,7 @@ _WORTH_A_TURN = 0.04
 """Interleaving is tried where 1f1b waits for more than this share of a step."""
 MOST_POSITIONS = 2**15
 """Of a micro-batch on one rank, where a sample is shorter: longer products are no faster, and fill memory."""
-_V_SHAPED = ("zbv", "dualpipev")
+V_SHAPED = ("zbv", "dualpipev")
 
 
 class Shape(NamedTuple):
@@ -197,7 +197,7 @@ def schedules(problem: Problem, shape: Shape) -> Iterator[tuple[Schedule, int]]:
             if waits and rounds_fit(shape.micro_batches, pp):
                 most = min(MOST_VIRTUAL, layers // pp)
                 yield from ((schedule, v) for v in range(2, most + 1) if wishes.virtual in (None, v))
-        elif schedule in _V_SHAPED:
+        elif schedule in V_SHAPED:
             if pp > 1 and 2 * pp <= layers and (schedule == "zbv" or shape.micro_batches >= 2 * pp):
                 yield schedule, 2
         elif wishes.virtual in (None, 1):
