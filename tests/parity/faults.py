@@ -1,12 +1,10 @@
 """Faults to plant in the workers, each a mistake that was made somewhere by somebody."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
-
-from torch import nn
 
 from meshwright.plan.groups import Purpose, purpose_axes
 from meshwright.plan.spec import Row
@@ -30,12 +28,11 @@ def doubled_gradient() -> Iterator[None]:
     """One layer's gradients are summed twice."""
     from meshwright.runtime import gradients, parallel_model
 
-    def twice(module: nn.Module, layouts: Mapping[str, Layout], bucket_mib: float) -> None:
-        gradients.sum_replicas(module, layouts, bucket_mib)
-        for name, layout in layouts.items():
-            gradient = module.get_parameter(name).grad
-            if layout.unit == "decoder.1" and gradient is not None:
-                local_part(gradient).mul_(2)
+    def twice(held: gradients.Held, bucket_mib: float) -> None:
+        gradients.sum_replicas(held, bucket_mib)
+        for parameter, layout in held:
+            if layout.unit == "decoder.1" and parameter.grad is not None:
+                local_part(parameter.grad).mul_(2)
 
     with mock.patch.object(parallel_model, "sum_replicas", twice):
         yield

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -268,15 +269,25 @@ class DropsAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_OF_THE_PLAN = ("rows", "mesh", "experts", "groups", "stages", "execution", "schedule", "recompute", "chunks")
+"""What of a case the one process knows nothing of."""
+
+
 def one_process(case: Case, *, backwards: bool = False, pieces: int = 1) -> Outcome:
-    """The reference. `backwards` (samples in the opposite order) and `pieces` change nothing but orders of
-    summation.
+    """The reference, run once for all cases that differ in their plans alone. `backwards` (samples in the opposite
+    order) and `pieces` change nothing but orders of summation.
     """
+    names = (each.name for each in fields(Case) if each.name not in _OF_THE_PLAN)
+    return _one_process(tuple((name, getattr(case, name)) for name in names), backwards, pieces)
+
+
+@cache
+def _one_process(settings: tuple[tuple[str, Any], ...], backwards: bool, pieces: int) -> Outcome:
     with SplitProducts(pieces) if pieces > 1 else nullcontext():
-        return _one_process(case, backwards)
+        return _reference(Case({}, {}, **dict(settings)), backwards)
 
 
-def _one_process(case: Case, backwards: bool) -> Outcome:
+def _reference(case: Case, backwards: bool) -> Outcome:
     module = build(case)
     counter = randomness.Counter(SEED)
     drops = case.attention_dropout or (case.dropout and case.family == "t5")

@@ -8,7 +8,7 @@ from meshwright.plan.resolve import read_inputs
 from meshwright.plan.rules import Inputs
 from tests.parity.harness import Case, Outcome, batches, build, plan_of, recipe_of
 from tests.parity.models import spec_of
-from tests.runtime.counting import Counts
+from tests.runtime.counting import Counts, assert_moved
 
 
 def inputs_of(case: Case) -> Inputs:
@@ -21,14 +21,16 @@ def inputs_of(case: Case) -> Inputs:
 
 
 def moved_as_predicted(inputs: Inputs, found: list[Outcome]) -> None:
-    """Collectives of every rank, and messages between groups, are those of `cost.volumes`, byte for byte."""
-    collectives, messages = _predicted(inputs)
+    """Collectives of every rank, and messages between groups, are those of `cost.volumes`, byte for byte; of sums of
+    gradients, which share buckets, all together.
+    """
+    collectives, summed, messages = _predicted(inputs)
     groups = inputs.plan.groups
     for name, group in groups.items():
         for rank in group.devices:
             counts = Counter({key: times for key, times in found[rank].moved[0].items() if key[0] != "exchange"})
             counts -= _counts_of_copies(inputs, name)
-            assert counts == collectives[name], (rank, counts - collectives[name], collectives[name] - counts)
+            assert_moved(counts, collectives[name], summed[name], f"rank {rank}")
     for (source, target), size in messages.items():
         sent, received = (
             max(sum(found[rank].moved[1][way, peer] for peer in groups[there].devices) for rank in groups[here].devices)
@@ -84,15 +86,21 @@ def _group_of(inputs: Inputs, rank: int) -> str:
     return next(name for name, group in inputs.plan.groups.items() if rank in group.devices)
 
 
-def _predicted(inputs: Inputs) -> tuple[dict[str, Counts], Counter[tuple[str, str]]]:
-    """Collectives of each group's ranks, and the bytes that go from one group to another."""
+def _predicted(inputs: Inputs) -> tuple[dict[str, Counts], Counter[str], Counter[tuple[str, str]]]:
+    """Collectives of each group's ranks, the bytes of the gradients that they sum, and the bytes that go from one group
+    to another.
+    """
     collectives: dict[str, Counts] = {name: Counter() for name in inputs.plan.groups}
+    summed: Counter[str] = Counter()
     messages: Counter[tuple[str, str]] = Counter()
     for each in step_collectives(inputs):
+        size = round(each.bytes) * each.count
         if each.purpose == "pipeline":
             source, target = each.groups if each.when == "forward" else each.groups[::-1]
-            messages[source, target] += round(each.bytes) * each.count
+            messages[source, target] += size
+        elif (each.purpose, each.kind) == ("gradient", "all_reduce"):
+            summed.update(dict.fromkeys(each.groups, size))
         elif each.kind != "exchange" and each.purpose != "expert":
             for name in each.groups or inputs.plan.groups:
                 collectives[name][each.kind, round(each.bytes)] += each.count
-    return collectives, messages
+    return collectives, summed, messages

@@ -26,9 +26,9 @@ def copies_apart() -> Iterator[None]:
 def copies_counted_twice() -> Iterator[None]:
     """The norm counts a tied parameter once for each stage that has it."""
 
-    def twice(module: Any, layouts: Any) -> Tensor:
-        counted = {name: replace(each, copies=each.copies / (2 if each.tied else 1)) for name, each in layouts.items()}
-        return gradients.global_norm(module, counted)
+    def twice(held: gradients.Held) -> Tensor:
+        counted = [(each, replace(layout, copies=layout.copies / (2 if layout.tied else 1))) for each, layout in held]
+        return gradients.global_norm(counted)
 
     with mock.patch.object(parallel_model, "global_norm", twice):
         yield

@@ -1,17 +1,14 @@
 """A case of the array proven: the one process once for all cases of a model, ranks from pools that stay."""
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
 from meshwright.train.launch import WorkerPool, preload
-from tests.parity.array import HER_NETWORK, OF_THE_MODEL
-from tests.parity.harness import Case, Outcome, build, many_processes, one_process
+from tests.parity.array import HER_NETWORK
+from tests.parity.harness import Case, build, many_processes
 from tests.parity.models import spec_of
-from tests.parity.verdict import judge, limits_of
-
-_OF_THE_REFERENCE = (*OF_THE_MODEL, "samples", "steps", "padded")
+from tests.parity.verdict import judge_all
 
 RUNS = 12
 """Cases that a pool's ranks run before others take their place."""
@@ -55,14 +52,8 @@ class Pools:
 def prove_case(pools: Pools, case: Case, timeout: float = 120.0) -> Proven:
     """Run a case on its ranks and judge each."""
     count = case.micro_batches if case.family == HER_NETWORK else 2  # elsewhere they change orders of summation alone
-    wanted = _reference(count, tuple((name, getattr(case, name)) for name in _OF_THE_REFERENCE))
     found = pools.of(case.world_size).run(many_processes, case, model=spec_of(build(case)), timeout=timeout)
-    verdicts = [judge(each, wanted, limits_of(case, wanted)) for each in found]
+    verdicts = judge_all(replace(case, micro_batches=count), found)
     errors = [max(each.loss, each.norm, each.gradient[0], each.parameter[0]) for each in verdicts]
     red = next((str(each) for each in verdicts if not each.holds), "")
     return Proven(not red, max(errors), red)
-
-
-@cache
-def _reference(micro_batches: int, fields: tuple[tuple[str, Any], ...]) -> Outcome:
-    return one_process(Case({}, {}, micro_batches=micro_batches, **dict(fields)))

@@ -9,9 +9,9 @@ from meshwright.plan.spec import parse_role
 from meshwright.train.launch import WorkerPool
 from tests.parity import expert_faults as faults
 from tests.parity.experts import EXPERTS
-from tests.parity.harness import Case, Fault, in_float32, many_processes, one_process
+from tests.parity.harness import Case, Fault, in_float32, many_processes
 from tests.parity.moved import inputs_of, moved_as_predicted, sent_to_experts_as_predicted
-from tests.parity.verdict import EXACT, judge, limits_of, prove
+from tests.parity.verdict import EXACT, judge_all, prove
 
 FAULTS: dict[str, tuple[Fault, str, str]] = {
     "positions that come back in another order": (faults.returned_in_another_order, "ep of four", "loss"),
@@ -35,9 +35,8 @@ def test_what_the_rules_call_proven_of_experts_is_what_is_proven_here() -> None:
 
 @pytest.mark.parametrize("case", EXPERTS.values(), ids=EXPERTS.keys())
 def test_many_processes_equal_one_and_move_what_was_predicted(pool: WorkerPool, case: Case) -> None:
-    wanted, inputs = one_process(case), inputs_of(case)
-    found = pool.run(many_processes, case, timeout=90.0)
-    verdicts = [judge(each, wanted, limits_of(case, wanted)) for each in found]
+    inputs, found = inputs_of(case), pool.run(many_processes, case, timeout=90.0)
+    verdicts = judge_all(case, found)
     assert all(verdict.holds for verdict in verdicts), "\n".join(map(str, verdicts))
     moved_as_predicted(inputs, found)
     sent_to_experts_as_predicted(inputs, found)

@@ -8,9 +8,9 @@ from meshwright.plan import rules_families
 from meshwright.train.launch import WorkerPool
 from tests.parity import family_faults as faults
 from tests.parity.families import FAMILIES, STAGED
-from tests.parity.harness import Case, Fault, many_processes, one_process
+from tests.parity.harness import Case, Fault, many_processes
 from tests.parity.moved import inputs_of, moved_as_predicted
-from tests.parity.verdict import EXACT, judge, limits_of, prove
+from tests.parity.verdict import EXACT, judge_all, prove
 
 CASES = {**FAMILIES, **STAGED}
 FAULTS: dict[str, tuple[Fault, str, str]] = {
@@ -55,9 +55,9 @@ def test_what_the_rules_call_proven_of_a_family_is_what_is_proven_here() -> None
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_many_processes_equal_one_and_move_what_was_predicted(pool: WorkerPool, case: Case) -> None:
-    wanted, inputs = one_process(case), inputs_of(case)
+    inputs = inputs_of(case)
     found = pool.run(many_processes, case, model=inputs.model, timeout=90.0)
-    verdicts = [judge(each, wanted, limits_of(case, wanted)) for each in found]
+    verdicts = judge_all(case, found)
     assert all(verdict.holds for verdict in verdicts), "\n".join(map(str, verdicts))
     if case.stages:
         moved_as_predicted(inputs, found)

@@ -7,10 +7,10 @@ import pytest
 from meshwright.plan.rules_runtime import PROVEN, PROVEN_SPLITS, PROVEN_STATES
 from meshwright.train.launch import WorkerPool
 from tests.parity import pipeline_faults as faults
-from tests.parity.harness import Case, Fault, in_float32, many_processes, one_process
+from tests.parity.harness import Case, Fault, in_float32, many_processes
 from tests.parity.moved import inputs_of, moved_as_predicted
 from tests.parity.pipelines import PIPELINES, RECOMPUTE
-from tests.parity.verdict import EXACT, judge, limits_of, prove
+from tests.parity.verdict import EXACT, judge_all, prove
 
 CASES = {**PIPELINES, **RECOMPUTE}
 
@@ -42,9 +42,8 @@ def test_what_the_rules_call_proven_on_several_stages_is_what_is_proven_here() -
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_many_processes_equal_one_and_move_what_was_predicted(pool: WorkerPool, case: Case) -> None:
-    wanted = one_process(case)
     found = pool.run(many_processes, case, timeout=90.0)
-    verdicts = [judge(each, wanted, limits_of(case, wanted)) for each in found]
+    verdicts = judge_all(case, found)
     assert all(verdict.holds for verdict in verdicts), "\n".join(map(str, verdicts))
     if case.stages:
         moved_as_predicted(inputs_of(case), found)

@@ -5,6 +5,7 @@ agree to 1e-9 of the tensor's largest value. In float32, and in bf16 with master
 what the one process differs by between orders of summation.
 """
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,11 @@ def judge(found: Outcome, wanted: Outcome, limits: Limits) -> Verdict:
 
 def prove(pool: WorkerPool, case: Case, fault: Fault = nullcontext, model: Any = None) -> list[Verdict]:
     """Run a case and judge every rank. `model` is as `many_processes` has it."""
+    return judge_all(case, pool.run(many_processes, case, fault, model, timeout=90.0))
+
+
+def judge_all(case: Case, found: Iterable[Outcome]) -> list[Verdict]:
+    """Compare every rank's outcome of a case with the reference."""
     wanted = one_process(case)
     limits = limits_of(case, wanted)
-    return [judge(found, wanted, limits) for found in pool.run(many_processes, case, fault, model, timeout=90.0)]
+    return [judge(each, wanted, limits) for each in found]

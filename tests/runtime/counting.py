@@ -27,6 +27,18 @@ Counts = Counter[tuple[str, int]]
 """(kind, bytes) → times."""
 
 
+def assert_moved(found: Counts, wanted: Counts, summed: int, who: str) -> int:
+    """Fails unless these are the collectives that were wanted, and all-reduces of `summed` bytes in all besides: of
+    gradients, which share buckets. Returns the number of buckets.
+    """
+    buckets = found - wanted
+    assert not wanted - found, f"{who}: only predicted {wanted - found}"
+    assert {kind for kind, _ in buckets} <= {"all_reduce"}, f"{who}: only moved {buckets}"
+    moved = sum(size * times for (_, size), times in buckets.items())
+    assert moved == summed, f"{who}: summed {moved} bytes of gradients, where {summed} were predicted: {buckets}"
+    return buckets.total()
+
+
 class CountCollectives(TorchDispatchMode):
     """Notes each collective's kind and bytes while active."""
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from meshwright.runtime.torch_private import backward_for_input, backward_for_weights
+from meshwright.runtime.torch_private import backward_for_input, backward_for_weights, multiply_all, norms_of
 
 
 def test_the_halves_of_a_backward_are_the_whole_one() -> None:
@@ -24,3 +24,10 @@ def test_the_halves_of_a_backward_are_the_whole_one() -> None:
     for weight, each in zip(weights, wanted, strict=True):
         assert weight.grad is not None
         assert torch.allclose(weight.grad, each, rtol=1e-13)
+
+
+def test_many_tensors_are_measured_and_scaled_as_each_by_itself() -> None:
+    tensors = [torch.full((2, 2), 3.0), torch.empty(0), torch.tensor([3.0, 4.0])]
+    assert [float(each) for each in norms_of(tensors)] == [6.0, 0.0, 5.0]
+    multiply_all(tensors, torch.tensor(0.5))
+    assert [each.tolist() for each in tensors] == [[[1.5, 1.5], [1.5, 1.5]], [], [1.5, 2.0]]

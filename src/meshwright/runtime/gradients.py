@@ -1,6 +1,6 @@
 """What happens to gradients between backward and the optimizer: summed over replicas, measured, clipped."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -9,16 +9,36 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.runtime.mesh import Peers
 from meshwright.runtime.shard import SUMMED, Layout, local_part
+from meshwright.runtime.torch_private import multiply_all, norms_of
+
+Held = Iterable[tuple[nn.Parameter, Layout]]
+"""The parameters of this rank with their layouts, in an order that all ranks of a group have; read more than once."""
 
 
-def sum_replicas(module: nn.Module, layouts: Mapping[str, Layout], bucket_mib: float) -> None:
-    """All-reduce, layer by layer in buckets, the gradients of what several ranks hold whole. All that do not wait for
-    each other are under way together.
+class HeldParameters:
+    """Those of a module, as they are each time: FSDP2 puts others in their place while it has them gathered."""
+
+    def __init__(self, module: nn.Module, layouts: Mapping[str, Layout]) -> None:
+        ends = [(*name.rpartition(".")[::2], layout) for name, layout in layouts.items()]
+        self._places = [(module.get_submodule(path)._parameters, own, layout) for path, own, layout in ends]
+
+    def __iter__(self) -> Iterator[tuple[nn.Parameter, Layout]]:
+        for owner, name, layout in self._places:
+            parameter = owner[name]
+            assert parameter is not None
+            yield parameter, layout
+
+
+@torch.no_grad()
+def sum_replicas(held: Held, bucket_mib: float) -> None:
+    """All-reduce in buckets the gradients of what several ranks hold whole. Layers share buckets (Li 2020, section
+    3.2.3). All that do not wait for each other are under way together.
     """
+    reasons = _by_reason(held)
     for why in SUMMED:
         waiting = [
             (_joined(bucket), bucket, peers)
-            for peers, parameters in _by_unit(module, layouts, why)
+            for peers, parameters in reasons[why].values()
             for bucket in _buckets(parameters, bucket_mib * 2**20)
         ]
         under_way = [peers.start_all_reduce(flat) for flat, _, peers in waiting]
@@ -51,46 +71,47 @@ def _take_back(bucket: list[nn.Parameter], flat: Tensor) -> None:
             _gradient(parameter).copy_(part.view_as(_gradient(parameter)))
 
 
-def sum_tied(module: nn.Module, layouts: Mapping[str, Layout]) -> None:
+@torch.no_grad()
+def sum_tied(held: Held) -> None:
     """All-reduce the gradients of a tied parameter's copies on several stages. After `sum_replicas`."""
-    tied = [(layout.name, name, layout.tied) for name, layout in layouts.items() if layout.tied is not None]
-    for _, name, peers in sorted(tied, key=lambda each: each[0]):  # by a name that all stages know it by
-        parameter = module.get_parameter(name)
+    tied = [(layout.name, parameter, layout.tied) for parameter, layout in held if layout.tied is not None]
+    for _, parameter, peers in sorted(tied, key=lambda each: each[0]):  # by a name that all stages know it by
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         local = local_part(parameter.grad)
         local.copy_(peers.all_reduce(local.clone(memory_format=torch.contiguous_format)))
 
 
-def set_aside(module: nn.Module, layouts: Mapping[str, Layout]) -> dict[str, Tensor]:
+def set_aside(held: Held) -> list[tuple[nn.Parameter, Tensor]]:
     """Take away the gradients that replicas and copies already agree on, so that a new backward does not sum them once
     more.
     """
-    found = {}
-    for name, layout in layouts.items():
-        parameter = module.get_parameter(name)
-        if (layout.summed or layout.tied is not None) and parameter.grad is not None:
-            found[name], parameter.grad = parameter.grad, None
+    found = []
+    for parameter, layout in held:
+        if parameter.grad is not None and (layout.summed or layout.tied is not None):
+            found.append((parameter, parameter.grad))
+            parameter.grad = None
     return found
 
 
-def add_back(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+@torch.no_grad()
+def add_back(before: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
     """Add what was set aside to the new gradients."""
-    for name, gradient in before.items():
-        parameter = module.get_parameter(name)
+    for parameter, gradient in before:
         parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
-def _by_unit(module: nn.Module, layouts: Mapping[str, Layout], why: str) -> Iterable[tuple[Peers, list[nn.Parameter]]]:
-    """The parameters whose gradients to sum for one reason, by unit and group, in the order of the layouts (the same on
-    every rank).
-    """
-    found: dict[tuple[str, tuple[int, ...]], tuple[Peers, list[nn.Parameter]]] = {}
-    for name, layout in layouts.items():
-        parameter, peers = module.get_parameter(name), dict(layout.summed).get(why)
-        if parameter.grad is not None and peers is not None:
-            found.setdefault((layout.unit, peers.ranks), (peers, []))[1].append(parameter)
-    return found.values()
+_ToSum = dict[tuple[int, ...], tuple[Peers, list[nn.Parameter]]]
+"""Ranks → they, and the parameters whose gradients they sum."""
+
+
+def _by_reason(held: Held) -> dict[str, _ToSum]:
+    """Reason → what is to be summed for it."""
+    found: dict[str, _ToSum] = {why: {} for why in SUMMED}
+    for parameter, layout in held:
+        for why, peers in layout.summed if parameter.grad is not None else ():
+            found[why].setdefault(peers.ranks, (peers, []))[1].append(parameter)
+    return found
 
 
 def _buckets(parameters: list[nn.Parameter], limit: float) -> Iterable[list[nn.Parameter]]:
@@ -107,27 +128,35 @@ def _buckets(parameters: list[nn.Parameter], limit: float) -> Iterable[list[nn.P
         yield bucket
 
 
-def global_norm(module: nn.Module, layouts: Mapping[str, Layout]) -> Tensor:
+@torch.no_grad()
+def global_norm(held: Held) -> Tensor:
     """The 2-norm of all gradients, each number counted once however many ranks hold it: one all-reduce of one
     number.
     """
-    device = next(module.parameters()).device
+    gradients, copies = _local_gradients(held)
+    device = next(parameter.device for parameter, _ in held)
     square = torch.zeros((), dtype=torch.float64, device=device)
-    for name, layout in layouts.items():
-        gradient = module.get_parameter(name).grad
-        if gradient is not None:
-            norm = torch.linalg.vector_norm(local_part(gradient))
-            square = square + norm.to(torch.float64).square() / layout.copies
+    if gradients:
+        norms = torch.stack(norms_of(gradients)).to(torch.float64)
+        square += (norms.square() / torch.tensor(copies, dtype=torch.float64, device=device)).sum()
     dist.all_reduce(square)
     return square.sqrt()
 
 
-def clip_by_norm(module: nn.Module, norm: Tensor, max_norm: float) -> None:
+def _local_gradients(held: Held) -> tuple[list[Tensor], list[int]]:
+    """What of the gradients this rank's memory holds, and how many ranks hold each."""
+    here = [(local_part(each.grad), layout.copies) for each, layout in held if each.grad is not None]
+    return [gradient for gradient, _ in here], [copies for _, copies in here]
+
+
+@torch.no_grad()
+def clip_by_norm(held: Held, norm: Tensor, max_norm: float) -> None:
     """Scale every gradient by max_norm / (norm + 1e-6) where that is under one, as torch.nn.utils.clip_grad_norm_
     does.
     """
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    for parameter in module.parameters():
-        if parameter.grad is not None:
-            local = local_part(parameter.grad)
-            local.mul_(scale.to(local.dtype))
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for gradient in _local_gradients(held)[0]:
+        by_dtype.setdefault(gradient.dtype, []).append(gradient)
+    for dtype, gradients in by_dtype.items():
+        multiply_all(gradients, scale.to(dtype))

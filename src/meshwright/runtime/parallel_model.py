@@ -9,7 +9,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from meshwright.runtime.batch import Feed
-from meshwright.runtime.gradients import add_back, clip_by_norm, global_norm, set_aside, sum_replicas, sum_tied
+from meshwright.runtime.gradients import (
+    HeldParameters,
+    add_back,
+    clip_by_norm,
+    global_norm,
+    set_aside,
+    sum_replicas,
+    sum_tied,
+)
 from meshwright.runtime.names import Names
 from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.place import Place
@@ -38,6 +46,7 @@ class ParallelModel:
         self._pipeline, self._names, self._standing = pipeline, names, pipeline.standing
         self._feed = Feed(module, place, pipeline.sequence)
         self._held = {layout.name: name for name, layout in layouts.items()}
+        self._parameters = HeldParameters(module, layouts)
 
     def parameter_groups(self) -> list[dict[str, list[nn.Parameter]]]:
         """This rank's parts of the parameters, for an optimizer: what FSDP2 shards apart from what it does not, and by
@@ -62,12 +71,12 @@ class ParallelModel:
         fit.
         """
         prepared = self._feed.prepare(batch)
-        before = set_aside(self.module, self.layouts)
+        before = set_aside(self._parameters)
         loss = self._pipeline.run(prepared)
         with self._standing.at("summing gradients over replicas"):
-            sum_replicas(self.module, self.layouts, self.plan.execution.bucket_mib)
-            sum_tied(self.module, self.layouts)
-        add_back(self.module, before)
+            sum_replicas(self._parameters, self.plan.execution.bucket_mib)
+            sum_tied(self._parameters)
+        add_back(before)
         self._pipeline.counter.step += 1
         return self._told(loss).cpu()
 
@@ -102,7 +111,7 @@ class ParallelModel:
     def gradient_norm(self) -> Tensor:
         """The 2-norm of the gradients over all ranks, each number counted once."""
         with self._standing.at("measuring the gradients' norm"):
-            return global_norm(self.module, self.layouts)
+            return global_norm(self._parameters)
 
     def _told(self, loss: Tensor) -> Tensor:
         """The loss of all samples, on every rank: summed where the last stage is, then told to the other groups."""
@@ -119,7 +128,7 @@ class ParallelModel:
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients down to a global norm of `max_norm`. Returns the norm before, over all ranks."""
         norm = self.gradient_norm()
-        clip_by_norm(self.module, norm, max_norm)
+        clip_by_norm(self._parameters, norm, max_norm)
         return norm
 
     def full_parameter(self, name: str) -> Tensor:

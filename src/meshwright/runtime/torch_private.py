@@ -16,6 +16,8 @@ __all__ = [
     "WeightsHalf",
     "backward_for_input",
     "backward_for_weights",
+    "multiply_all",
+    "norms_of",
     "storage_of",
     "written_by",
 ]
@@ -38,6 +40,17 @@ def backward_for_input(
 def backward_for_weights(weights: Sequence[nn.Parameter], half: WeightsHalf) -> None:
     """Add the weights' gradients. Uses `half` up."""
     stage_backward_weight(iter(weights), half)
+
+
+def norms_of(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    """The 2-norm of each tensor, in its own dtype."""
+    found: tuple[Tensor, ...] = torch._foreach_norm(tensors)
+    return found
+
+
+def multiply_all(tensors: list[Tensor], factor: Tensor) -> None:
+    """Scale tensors of one dtype in place by a number of that dtype."""
+    torch._foreach_mul_(tensors, factor)
 
 
 def storage_of(tensor: Tensor) -> int:
