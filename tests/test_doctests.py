@@ -14,7 +14,7 @@ WITH_EXAMPLES = {
     for file in SOURCE.rglob("*.py")
     if ">>>" in file.read_text(encoding="utf-8")
 }
-HEAVY = ("meshwright.trace", "meshwright.runtime", "meshwright.train", "meshwright.measure")
+HEAVY = tuple(f"meshwright.{room}" for room in ("trace", "runtime", "train", "measure", "adapters"))
 """Rooms that import torch."""
 
 WITHOUT_FORMULAS = {

@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": BELOW,
     "export": BELOW,
     "api": BELOW | {"export"},
+    "adapters": BELOW | {"api"},
     "request": BELOW | {"api"},
     "cli": BELOW | {"api", "report", "export", "request"},
     "demo": BELOW | {"api", "report", "export", "cli"},
@@ -35,8 +36,17 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """A room of the house (a folder or file of the package) → the rooms that it may import, besides the foundation."""
 
-HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "datasets", "accelerate", "tensorboard"}
-MAY_IMPORT_HEAVY = {"trace", "runtime", "train", "measure", "demo"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "datasets",
+    "accelerate",
+    "tensorboard",
+    "lightning_fabric",
+}
+MAY_IMPORT_HEAVY = {"trace", "runtime", "train", "measure", "adapters", "demo"}
 
 
 def room_of(file: Path, root: Path) -> str:

@@ -71,6 +71,27 @@ def test_accelerate_loads_its_yaml(degrees: dict[str, Any], tmp_path: Path, monk
         assert (sizes.dp_replicate_size, sizes.dp_shard_size) == (2, 4)
 
 
+@pytest.mark.parametrize("degrees", ACCELERATE, ids=str)
+def test_transformers_parses_the_trainers_arguments(degrees: dict[str, Any], tmp_path: Path) -> None:
+    transformers = wanted("transformers", "transformers")
+    text = written("accelerate", "llama-3.1-8b", "8xh100", **degrees)["trainer.args"]
+    here = ["--output_dir", str(tmp_path), "--use_cpu"]
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    (found,) = parser.parse_args_into_dataclasses([*shlex.split(text), *here])
+    assert found.per_device_train_batch_size * found.gradient_accumulation_steps * 8 == RECIPE.global_batch
+    assert found.optim == "adamw_torch"
+    assert (found.learning_rate, found.weight_decay) == (
+        RECIPE.optimizer.learning_rate,
+        RECIPE.optimizer.weight_decay,
+    )
+    assert (found.adam_beta1, found.adam_beta2, found.adam_epsilon) == (
+        *RECIPE.optimizer.betas,
+        RECIPE.optimizer.epsilon,
+    )
+    assert (found.max_grad_norm, found.seed) == (RECIPE.clip_norm, RECIPE.seed)
+    assert not found.gradient_checkpointing  # FSDP's own, by the YAML; or none
+
+
 DEEPSPEED = [
     {"zero": 3, "recompute": "full"},
     {"zero": 2, "tp": 2, "recompute": "full"},

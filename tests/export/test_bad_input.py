@@ -9,6 +9,7 @@ import pytest
 import meshwright as mw
 from meshwright.errors import MeshwrightError
 from meshwright.export.handing import export_plan
+from meshwright.export.systems import SYSTEMS
 from meshwright.export.taking import take_in
 from meshwright.plan.resolve import read_inputs
 from meshwright.plan.rules import Inputs
@@ -41,6 +42,12 @@ def a_plan() -> Inputs:
             "3",
         ),
         ("megatron", f"{SIZES} {BATCH} --pipeline-model-parallel-layout Ett|tq", "a layout of stages like"),
+        ("megatron", f"{SIZES} {BATCH} --num-distributed-optimizer-instances 0", "a whole number from 1 on (got '0')"),
+        (
+            "megatron",
+            f"{SIZES} {BATCH} --pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 40",
+            "the ends of 2 stages have 40 layers, and the model has 32",
+        ),
         ("megatron", f"{SIZES} --micro-batch-size 3 --global-batch-size 64", "does not divide the global batch of 64"),
         ("megatron", f"{SIZES} --micro-batch-size 1", "nothing says the batch of a step"),
         ("megatron", BATCH + " --seq-length 4096", "the settings do not describe the model; give --model"),
@@ -69,6 +76,7 @@ def test_contradictions_are_told_in_one_line(system: str, text: str, said: str) 
         ("ds.json", "[1, 2]", "settings are a mapping of names to values, not a list"),
         ("ds.json", '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 3}', "contradicts micro-batches of 3"),
         ("ds.json", '{"bf16": {"enabled": true}, "fp16": {"enabled": true}}', "contradict each other"),
+        ("ds.json", '{"train_batch_size": 64, "optimizer": {"type": ["Adam"]}}', "optimizer.type: must be one of"),
         ("ds.json", '{"zero_optimization": {"stage": "three"}}', "must be a whole number (got 'three')"),
         ("ds.json", '{"zero_optimization": {"stage": 3}}', "nothing says the batch of a step"),
         ("ds.yaml", "a: [1", "not YAML"),
@@ -84,6 +92,42 @@ def test_broken_files_are_told_with_their_name(tmp_path: Path, name: str, text: 
         take_in(path, "deepspeed", cluster="8xh100", model="llama-3.1-8b", sequence=4096)
     assert said in str(error.value)
     assert name in str(error.value)
+
+
+ENOUGH = {
+    "megatron": f"{SIZES} {BATCH} --pipeline-model-parallel-size 2",
+    "megatron-deepspeed": f"{SIZES} {BATCH} --pipeline-model-parallel-size 2",
+    "torchtitan": "--module llama3 --config llama3_8b --training.local_batch_size 1 --training.global_batch_size 64",
+    "accelerate": "--per_device_train_batch_size 1 --gradient_accumulation_steps 8",
+}
+"""Flags that make a plan."""
+
+
+@pytest.mark.parametrize("system", ENOUGH)
+def test_whatever_a_flag_is_given_is_taken_or_refused_in_one_line(system: str) -> None:
+    model, refused = mw.model("llama-3.1-8b"), []
+    for key in SYSTEMS[system].keys:
+        for value in ("0", "-1", ""):
+            flags = [*ENOUGH[system].split(), key.name, value]
+            if not key.name.startswith("--") or key.name in flags[:-2]:
+                continue
+            try:
+                take_in(flags, system, cluster="8xh100", model=model, sequence=4096 if system == "accelerate" else None)
+            except MeshwrightError as error:
+                refused.append(str(error))
+    assert len(refused) > 4
+    assert not any("\n" in each for each in refused)
+
+
+def test_recompute_that_is_asked_for_twice_is_refused_as_the_trainer_does(tmp_path: Path) -> None:
+    made = tmp_path / "accelerate.yaml"
+    made.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing: true}\n", encoding="utf-8")
+    flags = f"{made} --per_device_train_batch_size 1 --gradient_accumulation_steps 8 --activation_checkpointing true"
+    with pytest.raises(MeshwrightError, match="are both on, which the Trainer refuses"):
+        take_in(flags.split(), "accelerate", cluster="8xh100", model=mw.model("llama-3.1-8b"), sequence=4096)
+    made.write_text("distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing: false}\n", encoding="utf-8")
+    found = take_in(flags.split(), "accelerate", cluster="8xh100", model=mw.model("llama-3.1-8b"), sequence=4096)
+    assert {row.recompute for row in found.inputs.plan.stages[0].layers} == {"full", "none"}  # none of embed and head
 
 
 def test_as_many_processes_are_to_be_started_as_the_plan_has() -> None:

@@ -28,6 +28,18 @@ MODELS = (llama(layers=8), mixture(llama(layers=8), experts=8))
 Draw = st.DrawFn
 
 
+@pytest.mark.parametrize(("system", "zero"), [("torchtitan", 3), ("megatron", 1)])
+def test_experts_alone_may_have_a_state(system: str, zero: int) -> None:
+    """Tensor ranks that hold the same experts shard them, where no two ranks hold the same layers."""
+    model, cluster = MODELS[1], parse_cluster("4xh100")
+    recipe = Recipe(global_batch=8, sequence=128, optimizer={"learning_rate": 1e-4})
+    degrees = {"tp": 4, "ep": 2, "etp": 1, "zero": zero, "sp": True}
+    plan = uniform_plan(model, cluster, recipe, **degrees, micro_batches=4, recompute="full")
+    assert any(role.state for stage in plan.stages for row in stage.layers for role in row.roles.values())
+    done = export_plan(Inputs(plan, model, cluster, recipe), system)
+    assert done.reasons == ()
+
+
 def with_rows(plan: Plan, **update: Any) -> Plan:
     """The plan with something else in every row."""
     stages = tuple(

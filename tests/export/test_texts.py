@@ -22,6 +22,29 @@ def test_a_launch_line_is_found_however_it_is_written(script: str) -> None:
     assert devices == {"devices_a_node": 8, "nodes": 2}
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("#SBATCH --nodes=4 --gpus-per-node=8", {"nodes": 4, "devices_a_node": 8}),
+        ("#SBATCH -N 4\n#SBATCH --gres=gpu:a100:8", {"nodes": 4, "devices_a_node": 8}),
+        ("#SBATCH -N4\n#SBATCH --gpus-per-node h100:4", {"nodes": 4, "devices_a_node": 4}),
+        ("#SBATCH --nodes 16\n#SBATCH --ntasks-per-node 8", {"nodes": 16, "devices_a_node": 8}),
+        ("#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8", {"devices_a_node": 8}),
+        ("#SBATCH --ntasks-per-node=1 --nodes=2-4", {}),
+        ("# SBATCH --nodes=4\n##SBATCH --nodes=4", {}),
+    ],
+)
+def test_devices_are_those_that_slurm_is_asked_for(asked: str, found: dict[str, int]) -> None:
+    assert launch_tokens(f"#!/bin/bash\n{asked}\nsrun python train.py --tp 4", "run.sh") == (["--tp", "4"], found)
+
+
+def test_what_a_launcher_is_told_counts_before_what_slurm_is_asked_for() -> None:
+    script = (
+        "#SBATCH --nodes=4 --gpus-per-node=8\nsrun torchrun --nnodes $SLURM_NNODES --nproc_per_node 4 train.py --tp 4"
+    )
+    assert launch_tokens(script, "run.sh")[1] == {"nodes": 4, "devices_a_node": 4}
+
+
 def test_flags_have_no_value_one_or_several() -> None:
     tokens = ["--a", "--b", "1", "--c", "1", "-2.5", "--d=x", "activation_checkpoint:full"]
     assert read_flags(tokens, "line") == {

@@ -7,7 +7,7 @@ transformers 5. The YAML takes no batch: a script gives it to its Accelerator or
 from meshwright.errors import PlanError
 from meshwright.export.deepspeed import with_batch
 from meshwright.export.fields import Fields, parallel
-from meshwright.export.keys import NOTHING, REAL, TEXT, TRUTH, WHOLE, Key, Values, words
+from meshwright.export.keys import COUNT, NOTHING, REAL, TEXT, TRUTH, WHOLE, Key, Values, words
 from meshwright.export.system import Given, System, copies_of, offloaded, take, with_replicas
 from meshwright.export.texts import write_flags, write_yaml
 from meshwright.plan.rules import Inputs
@@ -30,11 +30,17 @@ KEYS = (
     Key("fsdp_config.fsdp_auto_wrap_policy", "wrap", TEXT),
     Key("fsdp_config.fsdp_activation_checkpointing", "recompute", words({True: "full", False: "none"})),
     Key("fsdp_config.fsdp_offload_params", "offloads", TRUTH),
-    Key("parallelism_config.parallelism_config_dp_replicate_size", "copies", WHOLE, 1),
-    Key("parallelism_config.parallelism_config_dp_shard_size", "shard_degree"),
+    Key("parallelism_config.parallelism_config_dp_replicate_size", "copies", COUNT, 1),
+    Key("parallelism_config.parallelism_config_dp_shard_size", "shard_degree", WHOLE),
     Key("--per_device_train_batch_size", "samples", always=True),
     Key("--gradient_accumulation_steps", "micro_batches", always=True),
-    Key("--gradient_checkpointing", "recompute_by_model", words({"true": "full", True: "full", "false": "none"})),
+    Key(
+        "--gradient_checkpointing",
+        "recompute_by_model",
+        words({"true": "full", True: "full", "false": "none"}),
+        "none",
+        others=("--activation_checkpointing",),
+    ),
     Key(
         "--optim", "recipe.optimizer.name", words({"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"})
     ),
@@ -60,9 +66,15 @@ def finish(fields: Fields, given: Given) -> Fields:
     degree = fields.get("shard_degree")
     if degree not in (None, fields["dp"] // (fields.get("copies") or 1)):
         raise PlanError(f"dp_shard_size {degree} x dp_replicate_size is not the number of processes, {fields['dp']}")
+    by = [name for name in ("recompute", "recompute_by_model") if fields.get(name) == "full"]
+    if len(by) > 1:
+        raise PlanError(
+            "fsdp_activation_checkpointing and --gradient_checkpointing are both on, which the Trainer refuses; leave "
+            "one of them out"
+        )
     return take(
         with_batch(fields),
-        recompute=fields.get("recompute") or fields.get("recompute_by_model") or "none",
+        recompute="full" if by else "none",
         **offloaded(fields),
         **{"recipe.optimizer.betas": [fields["beta1"], fields["beta2"]]},
     )

@@ -8,7 +8,7 @@ cut, stands in the model's own code.
 
 from meshwright.errors import PlanError
 from meshwright.export.fields import Fields
-from meshwright.export.keys import NOTHING, REAL, TRUTH, WHOLE, Codec, Key, Values, says, words
+from meshwright.export.keys import COUNT, NOTHING, REAL, TRUTH, WHOLE, Codec, Key, Values, says, words
 from meshwright.export.stages import evenly
 from meshwright.export.system import Given, System, take, with_replicas
 from meshwright.export.texts import write_json
@@ -62,8 +62,8 @@ CHECKPOINT_KEYS = (
 )
 _PLAN_KEYS = (
     Key("tensor_parallel.autotp_size", "tp", WHOLE, 1),
-    Key("sequence_parallel_size", "ulysses", WHOLE, 1),
-    Key("pipeline.stages", "pp", WHOLE, 1),
+    Key("sequence_parallel_size", "ulysses", COUNT, 1),
+    Key("pipeline.stages", "pp", COUNT, 1),
 )
 
 

@@ -57,6 +57,7 @@ def fields_of(inputs: Inputs) -> Fields:
     return fields | {
         "samples": at.samples,
         "sp": main.ways("tp+sp") > 1,
+        "zero": _zero(inputs, main),
         "shard": _sharding(main),
         "layers": tuple(_numbered_layers(stage) for stage in inputs.plan.stages),
         "recompute": _word(inputs),
@@ -130,10 +131,25 @@ def plan_of(fields: Fields, model: ModelSpec, cluster: Cluster, recipe: Recipe) 
 
 
 def _stateful(fields: Fields, cluster: Cluster) -> bool:
-    """Whether any ranks hold equal parameters: a state that shards over one rank is none."""
-    if fields.get("dp"):
-        return parallel(fields, "dp", "cp", "ulysses") > 1
-    return cluster.size > parallel(fields, "tp", "pp")
+    """Whether any ranks hold equal parameters, of layers or of experts alone: a state that shards over one rank is
+    none.
+    """
+    dp = fields.get("dp") or cluster.size // parallel(fields, "tp", "pp", "cp", "ulysses")
+    equal = dp * parallel(fields, "cp", "ulysses")
+    return max(equal, equal_experts(fields, equal)) > 1
+
+
+def equal_experts(fields: Fields, equal: int) -> int:
+    """Ranks that hold the same experts, where so many hold the same layers: tensor ranks too that do not cut them."""
+    tp, ep = parallel(fields, "tp"), parallel(fields, "ep")
+    return equal * tp // (ep * (fields.get("etp") or tp)) if ep > 1 else 1
+
+
+def _zero(inputs: Inputs, main: Site) -> int:
+    """The state of the main row; of experts where no two ranks hold the same layers."""
+    experts = (row.state for stage in inputs.plan.stages for row in stage.layers if row.part is not None)
+    state = main.row.state or (next(experts, None) if main.ways(*STATEFUL) == 1 else None)
+    return int((state or "zero0")[-1])
 
 
 def _finished(stage: Stage, block: int | None, offload: Offload) -> Stage:

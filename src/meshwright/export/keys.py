@@ -3,7 +3,7 @@
 One table is read to write files and to read them, so that the two cannot drift apart.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +40,13 @@ def _whole(value: Any) -> int:
         raise ValueError("a whole number") from None
 
 
+def _count(value: Any) -> int:
+    found = _whole(value)
+    if found < 1:
+        raise ValueError("a whole number from 1 on")
+    return found
+
+
 def _real(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("a number")
@@ -65,6 +72,7 @@ def _truth(value: Any) -> bool:
 
 
 WHOLE = Codec(_whole, lambda value: value)
+COUNT = Codec(_count, lambda value: value)
 REAL = Codec(_real, lambda value: value)
 TEXT = Codec(_text, lambda value: value)
 TRUTH = Codec(_truth, bool)
@@ -85,7 +93,7 @@ def words(known: Mapping[Any, Any]) -> Codec:
     """The system's words and ours. Of several for the same value, the first is written."""
 
     def read(value: Any) -> Any:
-        if value not in known:
+        if not isinstance(value, Hashable) or value not in known:
             raise ValueError(f"one of {', '.join(map(str, known))}")
         return known[value]
 
@@ -101,7 +109,7 @@ class Key:
 
     name: str
     field: str
-    codec: Codec = WHOLE
+    codec: Codec = COUNT
     default: Any = NOTHING
     """What the field is where the key is left out; the key is not written for it."""
     others: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from (`transformer_config.py`, `model_parallel_config.py`), looked up in 2026-11
 
 from meshwright.errors import PlanError
 from meshwright.export.fields import Fields, parallel
-from meshwright.export.keys import NOTHING, REAL, SETS, TEXT, WHOLE, Codec, Key, Values, says, words
+from meshwright.export.keys import COUNT, NOTHING, REAL, SETS, TEXT, WHOLE, Codec, Key, Values, says, words
 from meshwright.export.megatron_model import MODEL_KEYS, megatron_config, megatron_fields
 from meshwright.export.stages import ends_apart, evenly, read_layout, write_layout
 from meshwright.export.system import Given, System, copies_of, take, with_replicas
@@ -17,7 +17,7 @@ from meshwright.plan.rules import Inputs
 _SEVERAL = Codec(
     lambda value: tuple(WHOLE.read(each) for each in (value if isinstance(value, list) else [value])), list
 )
-_LAYOUT = Codec(read_layout, write_layout)
+_LAYOUT = Codec(lambda value: read_layout(TEXT.read(value)), write_layout)
 BATCH_KEYS = (
     Key("--micro-batch-size", "samples", always=True),
     Key("--global-batch-size", "recipe.global_batch", always=True),
@@ -49,21 +49,21 @@ RECOMPUTE_KEYS = (
     Key("--recompute-activations", "recompute", says("selective"), "none", old=True),
 )
 _PLAN_KEYS = (
-    Key("--tensor-model-parallel-size", "tp", WHOLE, 1),
+    Key("--tensor-model-parallel-size", "tp", COUNT, 1),
     Key("--sequence-parallel", "sp", SETS, False),
-    Key("--pipeline-model-parallel-size", "pp", WHOLE, 1),
+    Key("--pipeline-model-parallel-size", "pp", COUNT, 1),
     Key("--num-virtual-stages-per-pipeline-rank", "virtual"),
     Key("--num-layers-per-virtual-pipeline-stage", "layers_a_stage"),
     Key("--pipeline-model-parallel-layout", "layers", _LAYOUT),
-    Key("--decoder-first-pipeline-num-layers", "first_layers"),
-    Key("--decoder-last-pipeline-num-layers", "last_layers"),
-    Key("--context-parallel-size", "context", WHOLE, 1),
+    Key("--decoder-first-pipeline-num-layers", "first_layers", WHOLE),
+    Key("--decoder-last-pipeline-num-layers", "last_layers", WHOLE),
+    Key("--context-parallel-size", "context", COUNT, 1),
     Key("--cp-comm-type", "context_by", words({"p2p": "ring", "a2a": "ulysses", "a2a+p2p": "both"}), "ring"),
     Key("--hierarchical-context-parallel-sizes", "context_sizes", _SEVERAL),
-    Key("--expert-model-parallel-size", "ep", WHOLE, 1),
+    Key("--expert-model-parallel-size", "ep", COUNT, 1),
     Key("--expert-tensor-parallel-size", "etp"),
     Key("--use-distributed-optimizer", "zero", says(1), 0),
-    Key("--num-distributed-optimizer-instances", "copies", WHOLE, 1),
+    Key("--num-distributed-optimizer-instances", "copies", COUNT, 1),
     Key("--optimizer-cpu-offload", "offload.optimizer", SETS, False),
     Key("--use-tp-pp-dp-mapping", "rank_order", says("megatron-pp-dp"), "megatron"),
     Key("--overlap-grad-reduce", "overlaps.gradients", SETS, False),

@@ -12,7 +12,7 @@ from meshwright.export.deepspeed import CHECKPOINT_KEYS, ZERO_KEYS, overlap, wit
 from meshwright.export.deepspeed import OPTIMIZER_KEYS as JSON_OPTIMIZER_KEYS
 from meshwright.export.deepspeed import PRECISION_KEYS as JSON_PRECISION_KEYS
 from meshwright.export.fields import Fields
-from meshwright.export.keys import SETS, TEXT, WHOLE, Key, says
+from meshwright.export.keys import COUNT, SETS, TEXT, WHOLE, Key, says
 from meshwright.export.megatron import BATCH_KEYS, OPTIMIZER_KEYS, PRECISION_KEYS, RECOMPUTE_KEYS, with_recipe
 from meshwright.export.megatron_model import MODEL_KEYS, megatron_config
 from meshwright.export.stages import evenly
@@ -24,11 +24,11 @@ _SHARED = tuple(
 )
 """Keys of the JSON without their defaults: the arguments have their own."""
 _PLAN_KEYS = (
-    Key("--tensor-model-parallel-size", "tp", WHOLE, 1),
+    Key("--tensor-model-parallel-size", "tp", COUNT, 1),
     Key("--sequence-parallel", "sp", SETS, False),
-    Key("--pipeline-model-parallel-size", "pp", WHOLE, 1),
-    Key("--ds-sequence-parallel-size", "ulysses", WHOLE, 1),
-    Key("--zero-stage", "zero"),
+    Key("--pipeline-model-parallel-size", "pp", COUNT, 1),
+    Key("--ds-sequence-parallel-size", "ulysses", COUNT, 1),
+    Key("--zero-stage", "zero", WHOLE),
     Key("--pp-partition-method", "method_of_cut", TEXT),
     Key("--no-pipeline-parallel", "pipeline", says("none")),
     Key("--checkpoint-num-layers", "method_layers"),

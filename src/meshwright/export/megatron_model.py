@@ -4,7 +4,7 @@ from typing import Any
 
 from meshwright.errors import DocumentError
 from meshwright.export.fields import Fields
-from meshwright.export.keys import REAL, SETS, WHOLE, Codec, Key, words
+from meshwright.export.keys import COUNT, REAL, SETS, Codec, Key, words
 from meshwright.model.hf_config import from_config
 from meshwright.model.operators import Activation, Attention, Embedding, Experts, Linear, Norm, Operator, Rotary
 from meshwright.model.spec import ModelSpec
@@ -46,11 +46,11 @@ MODEL_KEYS = (
     Key("--attention-dropout", "model.attention_dropout", REAL, 0.1),
     Key("--embed-layernorm", "model.embed_layernorm", SETS, False, old=True),
     Key("--num-experts", "model.num_experts"),
-    Key("--moe-router-topk", "model.moe_router_topk", WHOLE, 2),
+    Key("--moe-router-topk", "model.moe_router_topk", COUNT, 2),
     Key("--moe-ffn-hidden-size", "model.moe_ffn_hidden_size"),
     Key("--tokenizer-type", "tokenizer", Codec(str, str)),
     Key("--vocab-size", "model.vocab_size"),
-    Key("--make-vocab-size-divisible-by", "model.pads_to", WHOLE, _PADS_TO),
+    Key("--make-vocab-size-divisible-by", "model.pads_to", COUNT, _PADS_TO),
     Key("--pad-vocab-size-to", "model.padded_vocab_size", old=True),
 )
 _OURS = ("grouped", "embed_layernorm", "pads_to", "num_experts", "moe_router_topk", "moe_ffn_hidden_size")

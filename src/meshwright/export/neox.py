@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.errors import DocumentError
 from meshwright.export.deepspeed import BATCH_KEYS, OPTIMIZER_KEYS, ZERO_KEYS, overlap, with_batch
 from meshwright.export.fields import Fields
-from meshwright.export.keys import REAL, TEXT, TRUTH, WHOLE, Codec, Key, says, words
+from meshwright.export.keys import COUNT, REAL, TEXT, TRUTH, WHOLE, Codec, Key, says, words
 from meshwright.export.stages import evenly
 from meshwright.export.system import Given, System, take, with_replicas
 
@@ -17,7 +17,7 @@ _VOCABULARIES = {"HFTokenizer": 50257, "GPT2BPETokenizer": 50257, "NeoXTokenizer
 """Words of the tokenizers that EleutherAI trains with; a tokenizer of one's own wants `--model`."""
 KEYS = (
     Key("pipe-parallel-size", "pp", WHOLE, 1),
-    Key("model-parallel-size", "tp", WHOLE, 1),
+    Key("model-parallel-size", "tp", COUNT, 1),
     Key("sequence-parallel", "sp", TRUTH, False),
     Key("seq-length", "recipe.sequence"),
     *BATCH_KEYS,
@@ -45,7 +45,7 @@ KEYS = (
     Key("attention-dropout", "model.attention_dropout", REAL, 0.0),
     Key("activation", "model.activation", TEXT, "gelu"),
     Key("tokenizer-type", "tokenizer", Codec(str, str), "GPT2BPETokenizer"),
-    Key("make-vocab-size-divisible-by", "model.pads_to", WHOLE, 128),
+    Key("make-vocab-size-divisible-by", "model.pads_to", COUNT, 128),
 )
 
 

@@ -32,7 +32,9 @@ def ends_apart(layers: int, stages: int, first: int | None, last: int | None) ->
     """
     fixed = [count for count in (first, last) if count is not None]
     middle, rest = stages - len(fixed), layers - sum(fixed)
-    if rest < 0 or (middle and rest % middle) or (not middle and rest):
+    if rest < 0 or min(fixed, default=0) < 0 or middle < 0:
+        raise PlanError(f"the ends of {stages} stages have {sum(fixed)} layers, and the model has {layers}")
+    if (middle and rest % middle) or (not middle and rest):
         raise PlanError(f"{rest} layers do not divide over the {middle} stages that are left of {stages}")
     even = [rest // middle] * middle if middle else []
     return (*([first] if first is not None else []), *even, *([last] if last is not None else []))

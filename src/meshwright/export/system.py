@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from meshwright.cluster.spec import Cluster
 from meshwright.errors import PlanError
-from meshwright.export.fields import Fields, parallel
+from meshwright.export.fields import Fields, equal_experts, parallel
 from meshwright.export.keys import Key, Values
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs
@@ -88,7 +88,8 @@ def with_replicas(fields: Fields, given: Given) -> Fields:
     if equal % copies:
         raise PlanError(f"{copies} replicas do not divide the {equal} ranks that hold equal parameters")
     shard = equal // copies if copies > 1 and fields.get("zero") else None
-    return take(fields, dp=dp, shard=shard if shard != 1 else None, zero=0 if equal == copies else fields.get("zero"))
+    shared = equal > copies or (copies == 1 and equal_experts(fields, equal) > 1)
+    return take(fields, dp=dp, shard=shard if shard != 1 else None, zero=fields.get("zero") if shared else 0)
 
 
 def copies_of(fields: Fields) -> int:

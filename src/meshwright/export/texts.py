@@ -20,6 +20,13 @@ _CHOICE = re.compile(r"activation[_-]checkpoint:([\w-]+)")
 _ENDS = {";", "|", "&&", "||", "&", ")", "2>&1", ">", ">>"}
 LAUNCH = {"nproc-per-node": "devices_a_node", "nnodes": "nodes", "ntasks-per-node": "devices_a_node", "nodes": "nodes"}
 """Options of torchrun and Slurm that say how many devices there are."""
+_ASKED = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_OF_SLURM = (
+    ("nodes", re.compile(r"(?:^|\s)(?:--nodes[= ]|-N ?)(\d+)(?![-\d])")),
+    ("devices_a_node", re.compile(r"(?:^|\s)--ntasks-per-node[= ]([2-9]|\d\d+)\b")),  # one task starts torchrun
+    ("devices_a_node", re.compile(r"(?:^|\s)(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:[\w.-]+:)?(\d+)\b")),
+)
+"""What a script asks Slurm for (sbatch's manual), the later of two for the same."""
 
 
 def write_flags(values: Values) -> str:
@@ -75,7 +82,7 @@ def launch_tokens(text: str, source: str) -> tuple[list[str], dict[str, int]]:
             line = _better(line, _expanded(words, known))
     for value in known.values() if not _flags(line) else ():
         line = _better(line, value)
-    return _arguments(line), _devices(line)
+    return _arguments(line), _asked_of_slurm(text) | _devices(line)
 
 
 def _commands(text: str, source: str) -> Iterator[list[str]]:
@@ -130,6 +137,12 @@ def _arguments(line: list[str]) -> list[str]:
     words = line[_program(line) :]
     ends = [place for place, word in enumerate(words) if word in _ENDS]
     return words[: ends[0]] if ends else words
+
+
+def _asked_of_slurm(text: str) -> dict[str, int]:
+    """Of a script's `#SBATCH` lines. What its launcher is told counts before it."""
+    asked = " ".join(_ASKED.findall(text))
+    return {field: int(found[-1]) for field, option in _OF_SLURM if (found := option.findall(asked))}
 
 
 def _devices(line: list[str]) -> dict[str, int]:

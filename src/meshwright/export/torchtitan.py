@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.errors import PlanError
 from meshwright.export.fields import Fields
-from meshwright.export.keys import NOTHING, REAL, SETS, TEXT, TRUTH, WHOLE, Codec, Key, Values, says, words
+from meshwright.export.keys import COUNT, NOTHING, REAL, SETS, TEXT, TRUTH, WHOLE, Codec, Key, Values, says, words
 from meshwright.export.stages import evenly
 from meshwright.export.system import Given, System, copies_of, offloaded, take, with_replicas
 from meshwright.export.texts import write_flags
@@ -28,6 +28,8 @@ _DTYPES = words({"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"})
 
 
 def _stages(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, str | list):
+        raise ValueError("a list of modules for each stage")
     stages = [
         each.split(",") if isinstance(each, str) else each for each in ([value] if isinstance(value, str) else value)
     ]
@@ -67,15 +69,15 @@ KEYS = (
     Key("--training.mixed_precision_reduce", "recipe.precision.reduce", _DTYPES, "fp32"),
     Key("--training.enable_cpu_offload", "offloads", TRUTH, False),
     Key("--training.disable_cuda_graphs", "no_graphs", SETS, False),
-    Key(f"{_ON}data_parallel_replicate_degree", "copies", WHOLE, 1),
+    Key(f"{_ON}data_parallel_replicate_degree", "copies", COUNT, 1),
     Key(f"{_ON}data_parallel_shard_degree", "shard_degree", WHOLE, -1),
     Key(f"{_ON}fsdp_reshard_after_forward", "reshard", TEXT, "default"),
     Key(f"{_ON}tensor_parallel_degree", "tp"),
     Key(f"{_ON}enable_sequence_parallel", "sp", TRUTH, True, old=True),
     Key(f"{_ON}no-enable-sequence-parallel", "sp", says(False), True),
-    Key(f"{_ON}context_parallel_degree", "cp", WHOLE, 1),
+    Key(f"{_ON}context_parallel_degree", "cp", COUNT, 1),
     Key(f"{_ON}expert_parallel_degree", "ep"),
-    Key(f"{_ON}pipeline_parallel_degree", "pp", WHOLE, 1),
+    Key(f"{_ON}pipeline_parallel_degree", "pp", COUNT, 1),
     Key(f"{_ON}pipeline_parallel_schedule", "schedule", words(_SCHEDULES)),
     Key(f"{_ON}pipeline_parallel_microbatch_size", "piece"),
     Key(
@@ -90,7 +92,7 @@ KEYS = (
     Key(f"{_ON}module_fqns_per_model_part", "layers", Codec(_stages, _modules)),
     Key("--compile.enable", "compiled", SETS, others=("training.compile",)),
     Key("--compile.no-enable", "compiled", says(False)),
-    Key("--debug.seed", "recipe.seed"),
+    Key("--debug.seed", "recipe.seed", WHOLE),
     Key("optimizer.name", "recipe.optimizer.name", words({"AdamW": "adamw", "Adam": "adamw"}), old=True),
     Key("optimizer.lr", "recipe.optimizer.learning_rate", REAL, old=True),
     Key("optimizer.eps", "recipe.optimizer.epsilon", REAL, old=True),
@@ -114,13 +116,13 @@ def finish(fields: Fields, given: Given) -> Fields:
             f"selective_ac_option '{fields['selective']}' recomputes every so many layers whole, which no plan here "
             "does; write 'op'"
         )
-    fields = with_replicas(take(fields, zero=_zero(fields, pp), sp=tp > 1 and fields["sp"]), given)
+    etp = 1 if ep > 1 else tp
+    fields = with_replicas(take(fields, zero=_zero(fields, pp), sp=tp > 1 and fields["sp"], etp=etp), given)
     degree = fields["shard_degree"]
     if degree not in (-1, fields["dp"] // fields["copies"]):
         raise PlanError(f"data_parallel_shard_degree {degree} is not what is left of the devices, {fields['dp']}")
     return take(
         _with_stages(_with_batch(fields, pp), given, pp),
-        etp=1 if ep > 1 else tp,
         sync="last" if pp > 1 else "each",
         kernels="torch-compile" if fields["compiled"] else "torchtitan",
         **offloaded(fields),
