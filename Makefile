@@ -15,7 +15,7 @@ PIP := -m pip install -qq --no-input --disable-pip-version-check
 WANTED := pyproject.toml constraints.txt src/meshwright/version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo accuracy test test-gpu lint parity curves chaos clean another-torch
+.PHONY: help venv demo accuracy test test-gpu lint parity curves exchange chaos clean another-torch
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,8 +32,11 @@ test: lint .venv-base/.stamp ## lint, then the whole test suite
 parity: .venv/.stamp ## many processes against one, all plans of the array; CASE=NAME runs one; writes docs/parity.md
 	@$(RUN) tests.parity.run $(if $(CASE),--case $(CASE))
 
-curves: .venv/.stamp ## 200 steps in float64 under five unlike plans, against a file of one process's losses
+curves: .venv/.stamp ## 200 steps of two models under five unlike plans each, against one process's losses
 	@$(RUN) tests.train.curves
+
+exchange: .venv/.stamp ## checkpoints of ten unlike plans under each other, bit for bit
+	@$(RUN) tests.train.exchange
 
 chaos: .venv/.stamp ## processes killed at random in every phase of a run, and what comes of it; prints its seed
 	@$(RUN) benchmarks.chaos

@@ -5,11 +5,13 @@
 
 A random rank of four is killed (SIGKILL) in a phase of a random step: forward, backward, reduction, optimizer, save,
 or while the run begins again. Restarted on the same plan, the last parameters and optimizer states must be the
-undisturbed run's bit for bit, from the same samples; on two processes under another plan, to 1e-9 in float64. Prints
-the seed, what was killed where, and the verdict; exits with 1 where one fails.
+undisturbed run's bit for bit; on two processes under another plan, to 1e-9 in float64. Every rank writes down which
+samples it takes for which step: they must be the undisturbed run's, whenever a step is taken again. Prints the seed,
+what was killed where, and the verdict; exits with 1 where one fails.
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -25,11 +27,12 @@ from tests.train.small import job_of, last_saved, run_of
 
 from meshwright.runtime import parallel_model, pipeline
 from meshwright.train import checkpoint, optimizers, rank
+from meshwright.train.data import Dataset
 from meshwright.train.job import Job
 from meshwright.train.launch import WorkerError
 from meshwright.train.local import run_locally
 
-STEPS, EVERY, PROCESSES = 8, 2, 4
+STEPS, EVERY, PROCESSES, FEWER = 8, 2, 4, 2
 NEAR = 1e-9
 SHAPE = "sequence in tensor"
 
@@ -79,6 +82,30 @@ def armed(kill: Kill, marker: Path) -> Callable[[], None]:
     return lambda: setattr(point.where, point.name, inner)
 
 
+def noted(folder: Path) -> Callable[[], None]:
+    """Let every rank note the samples of each step that it takes. Returns what ends it."""
+    inner = Dataset.batch
+
+    def noting(self: Dataset, step: int) -> dict[str, torch.Tensor]:
+        with (folder / f"samples-{dist.get_rank()}").open("a") as file:
+            file.write(json.dumps([step, self.sample_ids(step)]) + "\n")
+        return inner(self, step)
+
+    Dataset.batch = noting  # type: ignore[method-assign]
+    return lambda: setattr(Dataset, "batch", inner)
+
+
+def samples(folder: Path) -> dict[int, list[int]]:
+    """Step → the samples that were noted. Raises where a step was taken with others on a rank, or later."""
+    found: dict[int, list[int]] = {}
+    for path in sorted(folder.glob("samples-*")):
+        for line in path.read_text().splitlines():
+            step, ids = json.loads(line)
+            if found.setdefault(step, ids) != ids:
+                raise AssertionError(f"{path}: step {step} has the samples {ids}, and had {found[step]}")
+    return found
+
+
 def apart(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
     """The largest difference, relative to the largest value of its tensor; 0 where all bits are equal."""
     assert found.keys() == wanted.keys()
@@ -104,14 +131,14 @@ def take(job: Job) -> None:
 def restarted(kill: Kill, folder: Path, fewer: str | None) -> Job:
     """A run that is killed and goes on: by the launcher on the same plan, or anew on two processes."""
     job = job_in(folder, SHAPE, restarts=0 if fewer else 2, patience=20.0)
-    disarm = armed(kill, folder / "killed")
+    disarm, listen = armed(kill, folder / "killed"), noted(folder)
     # Who is to die while a run begins again must have died before.
     again = armed(Kill("forward", kill.rank, EVERY + 2), folder / "before") if kill.phase == "restart" else lambda: None
     try:
         if fewer is None:
             take(job)
             return job
-        for each in (job, *[job_in(folder, fewer, 2)] * 3):
+        for each in (job, *[job_in(folder, fewer, FEWER)] * 3):
             try:
                 take(each)
             except WorkerError:
@@ -120,13 +147,24 @@ def restarted(kill: Kill, folder: Path, fewer: str | None) -> Job:
         raise AssertionError("it dies again and again")
     finally:
         again()
+        listen()
         disarm()
+        assert (folder / "killed").exists(), f"nobody died: {kill}"
 
 
-def kills(phase: str, count: int, draw: random.Random) -> list[Kill]:
+def kills(phase: str, count: int, draw: random.Random, fewer: str | None) -> list[Kill]:
     """Random ones that come after the first checkpoint and before the last step."""
     calls = {"save": (2, STEPS // EVERY - 1), "restart": (1, 1)}.get(phase, (EVERY + 2, STEPS))
-    return [Kill(phase, draw.randrange(PROCESSES), draw.randint(*calls)) for _ in range(count)]
+    ranks = FEWER if phase == "restart" and fewer else PROCESSES
+    return [Kill(phase, draw.randrange(ranks), draw.randint(*calls)) for _ in range(count)]
+
+
+def calm(folder: Path) -> Job:
+    """The undisturbed run."""
+    job, listen = job_in(folder, SHAPE), noted(folder)
+    take(job)
+    listen()
+    return job
 
 
 def main() -> int:
@@ -139,17 +177,20 @@ def main() -> int:
     draw, bad = random.Random(typed.seed), 0
     sys.stdout.write(f"seed {typed.seed}\n")
     with tempfile.TemporaryDirectory() as place:
+        undisturbed = Path(place) / "calm"
+        wanted, steps = last_saved(calm(undisturbed).folder), samples(undisturbed)
         for fewer in (None, "replicas"):
-            calm = job_in(Path(place) / f"calm {fewer}", SHAPE)
-            take(calm)
-            wanted = last_saved(calm.folder)
+            how, limit = ("same plan", 0.0) if fewer is None else ("two processes", NEAR)
             for phase in typed.phase or PHASES:
-                for number, kill in enumerate(kills(phase, typed.kills, draw)):
-                    job = restarted(kill, Path(place) / f"{fewer} {phase} {number}", fewer)
-                    difference = apart(last_saved(job.folder), wanted)
-                    bad += difference > (0.0 if fewer is None else NEAR)
-                    how = "same plan" if fewer is None else "two processes"
-                    sys.stdout.write(f"{how:14} {phase:10} rank {kill.rank} call {kill.call}: apart {difference:.1e}\n")
+                for number, kill in enumerate(kills(phase, typed.kills, draw, fewer)):
+                    folder = Path(place) / f"{how} {phase} {number}"
+                    difference = apart(last_saved(restarted(kill, folder, fewer).folder), wanted)
+                    alike = samples(folder) == steps
+                    bad += difference > limit or not alike
+                    sys.stdout.write(
+                        f"{how:14} {phase:10} rank {kill.rank} call {kill.call}: apart {difference:.1e}, "
+                        f"{'the same' if alike else 'OTHER'} samples\n"
+                    )
                     sys.stdout.flush()
     return int(bad > 0)
 

@@ -20,6 +20,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in a line; of one that says nothing its kind.
+
+    >>> first_line(ValueError("no rows\\nat all")), first_line(KeyError())
+    ('no rows', 'KeyError')
+    """
+    said = str(error).strip().splitlines()
+    return said[0] if said else type(error).__name__
+
+
 class DocumentError(MeshwrightError):
     """A file (plan, model, cluster, recipe) that cannot be read: where, what, and the nearest thing that works."""
 

@@ -141,9 +141,9 @@ def _mixed(run: Run, name: str) -> Plan:
     )
 
 
-def alone(run: Run, optimizer: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+def alone(run: Run, optimizer: Any, *, backwards: bool = False) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The losses and the last parameters of one process that knows nothing of plans: torch's own loop, loss, clipping.
-    `optimizer` makes torch's optimizer of a module.
+    `optimizer` makes torch's optimizer of a module; `backwards` takes a batch's samples in the opposite order.
     """
     start = build_module(run, device="cpu")
     values = initial_values(run)
@@ -154,7 +154,8 @@ def alone(run: Run, optimizer: Any) -> tuple[list[float], dict[str, torch.Tensor
     for step in range(run.last_step):
         for group in stepper.param_groups:
             group["lr"] = run.recipe.optimizer.learning_rate * share_of_peak(run.schedule, step, run.last_step)
-        losses.append(_step(start, data.batch(step), run))
+        batch = data.batch(step)
+        losses.append(_step(start, {name: each.flip(0) for name, each in batch.items()} if backwards else batch, run))
         stepper.step()
         stepper.zero_grad()
     return losses, {name: each.detach() for name, each in start.named_parameters()}

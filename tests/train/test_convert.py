@@ -17,6 +17,7 @@ from meshwright.cli import main
 from meshwright.errors import MeshwrightError
 from meshwright.train import convert as converting
 from meshwright.train.convert import convert
+from meshwright.train.data.tokenizer import train_tokenizer
 from meshwright.train.weights import find_weights, load_module
 
 SMALL: dict[str, Any] = {
@@ -93,6 +94,13 @@ def test_the_tokenizer_goes_with_the_model(tmp_path: Path) -> None:
     convert(tmp_path / "hub", tmp_path / "checkpoint")
     convert(tmp_path / "checkpoint", tmp_path / "again")
     assert len(AutoTokenizer.from_pretrained(tmp_path / "again")) == 262
+
+
+def test_a_plain_folder_takes_no_tokenizer_from_beside_its_own_place(tmp_path: Path) -> None:
+    saved(tmp_path / "models" / "one", "llama")
+    train_tokenizer(["of another model"], 262).save(tmp_path / "tokenizer")
+    assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
+    assert find_weights(tmp_path / "models" / "one").tokenizer is None
 
 
 def test_the_command_says_what_it_did_and_refuses_a_folder_that_is_there(

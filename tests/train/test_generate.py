@@ -45,6 +45,16 @@ def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path: Path) -> None:
     assert generate(tmp_path, "some", Choice(1)).text == tokenizer.decode([likeliest])
 
 
+def test_rows_that_only_fill_a_vocabulary_up_are_never_drawn(tmp_path: Path) -> None:
+    module = saved(tmp_path, "llama", vocab_size=262)
+    with torch.no_grad():
+        module.get_parameter("lm_head.weight")[256:] *= 50  # the likeliest, one way or the other
+    module.save_pretrained(tmp_path)  # type: ignore[operator]
+    for temperature in (0.0, 1.0):
+        found = generate(tmp_path, PROMPT, Choice(20, temperature), tokenizer="bytes")
+        assert 0 < found.tokens <= 20
+
+
 def test_what_is_drawn_follows_from_the_seed(tmp_path: Path) -> None:
     saved(tmp_path, "llama")
     drawn = [generate(tmp_path, PROMPT, Choice(40, 1.0, None, seed), tokenizer="bytes").text for seed in (1, 1, 2)]

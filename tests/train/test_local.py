@@ -45,19 +45,27 @@ def small(folder: Path, **fields: Any) -> Job:
     return job_of(run_of(folder, **fields), "zero2", processes=2)
 
 
-def test_a_killed_rank_ends_the_run_and_a_restart_ends_where_an_undisturbed_one_does(tmp_path: Path) -> None:
-    fields = {"steps": 6, "checkpoints": {"every": 2}, "supervision": {"restarts": 1}}
-    calm, disturbed = small(tmp_path / "calm", **fields), small(tmp_path / "disturbed", **fields)
-    run_locally(calm, lambda _: None)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """All that a run of six steps saves at its end."""
+    job = small(tmp_path_factory.mktemp("calm"), steps=6)
+    run_locally(job, lambda _: None)
+    return last_saved(job.folder)
+
+
+def test_a_killed_rank_ends_the_run_and_a_restart_ends_where_an_undisturbed_one_does(
+    tmp_path: Path, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    disturbed = small(tmp_path, steps=6, checkpoints={"every": 2}, supervision={"restarts": 1})
     events: list[Event] = []
     outcome = run_locally(disturbed, at_step(3, lambda: os.kill(worker(1), signal.SIGKILL), events))
     assert (outcome.step, outcome.stopped) == (6, False)
     told = [event["event"] for event in events]
     assert told.index("restart") < told.index("resume")
     assert "killed by SIGKILL" in next(event["why"] for event in events if event["event"] == "restart")
-    wanted, found = last_saved(calm.folder), last_saved(disturbed.folder)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    found = last_saved(disturbed.folder)
+    assert found.keys() == undisturbed.keys()
+    assert all(torch.equal(found[name], undisturbed[name]) for name in undisturbed)
     lines = (disturbed.folder / "metrics.jsonl").read_text().splitlines()
     assert [line.count('"event": "step"') for line in lines].count(1) == 6
 
@@ -76,19 +84,17 @@ def test_a_rank_that_hangs_ends_the_run_in_time_with_a_message(tmp_path: Path) -
     assert time.monotonic() - stopped[0] < 60
 
 
-def test_asked_to_stop_it_saves_and_goes_on_later_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    calm, job = (
-        small(tmp_path / "calm", steps=6),
-        small(tmp_path / "stopped", steps=6, checkpoints={"every": 1, "background": True}),
-    )
-    run_locally(calm, lambda _: None)
+def test_asked_to_stop_it_saves_and_goes_on_later_as_if_it_had_not_stopped(
+    tmp_path: Path, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    job = small(tmp_path, steps=6, checkpoints={"every": 1, "background": True})
     first = run_locally(job, at_step(2, lambda: os.kill(os.getpid(), signal.SIGTERM), []))
     assert first.stopped
     assert 2 <= first.step < 6
     second = run_locally(job, lambda _: None)
     assert (second.step, second.stopped) == (6, False)
-    wanted, found = last_saved(calm.folder), last_saved(job.folder)
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    found = last_saved(job.folder)
+    assert all(torch.equal(found[name], undisturbed[name]) for name in undisturbed)
 
 
 def test_a_loss_that_is_no_number_is_said_once_and_nothing_good_is_lost(tmp_path: Path) -> None:

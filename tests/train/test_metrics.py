@@ -34,6 +34,21 @@ def test_a_run_that_goes_on_drops_what_was_told_of_steps_that_it_takes_again(tmp
     assert steps_in(tmp_path) == [1, 2, 3, 4]
 
 
+def test_a_kill_while_lines_are_dropped_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(tmp_path, 0)
+    for step in range(1, 6):
+        lines.tell({"event": "step", "step": step})
+    lines.close()
+
+    def killed(path: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Lines(tmp_path, 3)
+    assert steps_in(tmp_path) == [1, 2, 3, 4, 5]
+
+
 def test_tensorboard_has_a_point_for_each_figure(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -89,11 +89,14 @@ def job_of(run: Run, *, devices: int | None = None, progress: Callable[[Any], No
 
 def _searched(run: Run, model: Any, devices: int | None, progress: Callable[[Any], None]) -> Inputs:
     from meshwright.search.choice import inputs_of
+    from meshwright.search.plain import fastest_plain, is_chain
     from meshwright.search.problem import Problem, Wishes
     from meshwright.search.sweep import find
 
     name = run.cluster if run.cluster is not None else "local" if devices is None else f"cpu:{devices}"
     problem = Problem(model, resolve_cluster(name), run.recipe, Wishes(scope="runtime", kernels="hf-sdpa"))
+    if not is_chain(model):
+        return fastest_plain(problem)
     answer = find(problem, None, progress)
     return inputs_of(problem, answer.plan)
 

@@ -54,7 +54,7 @@ class Launches(NamedTuple):
         return Launches(self.forward + other.forward, self.backward + other.backward)
 
 
-_ACTIVATIONS = {"gelu_new": 8.0, "bloom_gelu": 9.0, "quick_gelu": 3.0, "softcap": 3.0}
+_ACTIVATIONS = {"gelu_new": 8.0, "bloom_gelu": 9.0, "quick_gelu": 3.0, "softcap": 3.0, "pick": 0.0}
 """Functions that are written out in Python; others are one kernel."""
 
 _ONE: Counts = dict.fromkeys((Linear, Embedding, Add, Convolution, MatMul, Pool, Contrast, Scan), 1.0)

@@ -241,9 +241,11 @@ _EAGER_ACTIVATIONS = {
     "drop_path": (0, 2),
     "masked_scatter": (0, 3),
     "softcap": (1, 6),
+    "pick": (1, 0),
 }
 """Function: (tensors kept, tensors read or written). `gelu_new` is eight kernels; `relu` keeps its output, which the
-next matrix keeps anyhow, unless dropout comes between. Others are one kernel that keeps its input."""
+next matrix keeps anyhow, unless dropout comes between; `pick` (of one position) is a view, which holds on to all that
+it is of. Others are one kernel that keeps its input."""
 
 
 def activation_eager(op: Activation, share: Share, storage: Storage) -> Use:

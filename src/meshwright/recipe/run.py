@@ -35,7 +35,7 @@ class Evaluation(Record):
     batches: PositiveInt = 8
     """Global batches, the same each time."""
     data: Data | None = None
-    """None: what `data.held_out` keeps back."""
+    """None: what `data.held_out` keeps back. Its tokenizer and chat template are those of the run's data."""
 
 
 class Checkpoints(Record):
@@ -115,6 +115,15 @@ class Run(Document):
             raise misplaced(
                 ("schedule", "warm_up"), f"warm-up and decay are longer than the run's {self.last_step} steps"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_tokenizer(self) -> Self:
+        judged = self.evaluation.data if self.evaluation is not None else None
+        for name in ("tokenizer", "chat_template") if judged is not None else ():
+            found, said = getattr(judged, name), f"what is judged has the {name} of what is learnt: leave it out"
+            if found not in (Data.model_fields[name].default, getattr(self.data, name)):
+                raise misplaced(("evaluation", "data", name), said)
         return self
 
     @property

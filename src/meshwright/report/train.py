@@ -41,7 +41,7 @@ class Screen:
                 "step": 0,
                 "model": job.inputs.model.name,
                 "processes": job.inputs.plan.world_size,
-                "plan": job.inputs.plan.name,
+                "plan": job.inputs.plan.name or job.run.plan,
                 "searched": job.run.plan is None,
                 "steps": job.run.last_step,
                 "predicted_step_time_s": job.predicted_s,

@@ -27,14 +27,14 @@ from meshwright.runtime.parallel_model import ParallelModel
 from meshwright.train.agreement import Group, on_all, on_first
 from meshwright.train.checkpoint_boxes import METADATA, CheckpointError, LoadPlanner, Reader, SavePlanner, Stored
 from meshwright.train.files import checksum, sync_folder, write_synced
-from meshwright.train.optimizers import Stepper
+from meshwright.train.optimizers import Keeps
 from meshwright.train.parts import Piece, pieces
 
 FACTS = "checkpoint.json"
 PARAMETERS, OPTIMIZER = "parameters", "optimizer"
 
 
-def contents(parallel: ParallelModel, stepper: Stepper) -> dict[str, Stored]:
+def contents(parallel: ParallelModel, stepper: Keeps) -> dict[str, Stored]:
     """What this rank holds of a run, by the tensors' names in a checkpoint. Views: to load is to write into them."""
     found: dict[str, Stored] = {}
     for held, layout in parallel.layouts.items():

@@ -85,6 +85,8 @@ def _continued(module: nn.Module, words: Tokenizer, begun: list[int], choice: Ch
             do_sample=bool(drawn),
             eos_token_id=words.end,
             pad_token_id=words.pad,
+            # Rows that fill a vocabulary up stand for no token.
+            suppress_tokens=list(range(words.vocabulary, config.vocab_size)) or None,
             **drawn,
         )
     following: list[int] = out[0, repeated:].tolist()

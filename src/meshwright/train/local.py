@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, first_line
 from meshwright.train.checkpoints import Checkpoints, step_of
 from meshwright.train.job import Job, Outcome
 from meshwright.train.launch import WorkerError, WorkerPool, emit, preload
@@ -45,8 +45,8 @@ def run_locally(job: Job, tell: Tell) -> Outcome:
                     raise
                 left -= 1
                 _log.warning("%s", error)
-                first = str(error).splitlines()[0]
-                tell({"event": "restart", "step": step_of(latest), "why": first, "place": str(latest), "left": left})
+                why = first_line(error)
+                tell({"event": "restart", "step": step_of(latest), "why": why, "place": str(latest), "left": left})
 
 
 def _check_cpu(job: Job) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from meshwright.errors import MeshwrightError
 from meshwright.recipe.run import Logging, Run
+from meshwright.train.files import write_synced
 
 Event = dict[str, Any]
 Tell = Callable[[Event], None]
@@ -38,7 +39,7 @@ class Lines:
     def __init__(self, folder: Path, first: int) -> None:
         path = folder / FILE
         kept = [line for line in _lines(path) if json.loads(line).get("step", 0) <= first]
-        path.write_text("".join(kept), encoding="utf-8")
+        write_synced(path, "".join(kept))  # a kill now loses no line
         self._file = path.open("a", encoding="utf-8")
 
     def tell(self, event: Event) -> None:

@@ -15,6 +15,7 @@ from meshwright.model.operators import Linear, Router
 from meshwright.model.spec import ModelSpec
 from meshwright.model.tensors import read_by_loss
 from meshwright.recipe.spec import Optimizer as Settings
+from meshwright.runtime.gradients import HeldParameters
 from meshwright.runtime.parallel_model import ParallelModel
 from meshwright.runtime.shard import local_part
 from meshwright.train.lion import Lion
@@ -30,6 +31,14 @@ class State(NamedTuple):
     name: str
     tensor: Tensor
     whole: bool
+
+
+class Keeps(Protocol):
+    """What keeps tensors from step to step."""
+
+    def states(self) -> Iterable[State]:
+        """All of them."""
+        ...
 
 
 class Rule(Protocol):
@@ -48,14 +57,14 @@ class Stepper:
     """The optimizer of a ParallelModel by a recipe's settings."""
 
     def __init__(self, parallel: ParallelModel, settings: Settings) -> None:
-        self._parallel = parallel
+        self._held = HeldParameters(parallel.module, parallel.layouts)
         self._rules = _RULES[settings.name](parallel, settings)
 
     def step(self, rate: float) -> None:
         """Take one step at a learning rate, and forget the gradients."""
         for rule in self._rules:
             rule.step(rate)
-        for parameter in self._parallel.module.parameters():
+        for parameter, _ in self._held:
             parameter.grad = None
 
     def states(self) -> list[State]:
@@ -79,9 +88,10 @@ class NumberByNumber:
         make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         kept: tuple[str, ...],
     ) -> None:
-        self._module = parallel.module
-        parts = {name: local_part(self._module.get_parameter(name)).detach() for name in held}
-        self._parts = {name: nn.Parameter(part) for name, part in parts.items()}
+        layouts = {name: parallel.layouts[name] for name in held}
+        self._held = HeldParameters(parallel.module, layouts)
+        parts = [nn.Parameter(local_part(parameter).detach()) for parameter, _ in self._held]
+        self._parts = dict(zip(layouts, parts, strict=True))
         parameters = [part for part in self._parts.values() if part.numel()]
         self._torch = make(parameters) if parameters else None
         for part in self._parts.values() if self._torch else ():
@@ -93,8 +103,7 @@ class NumberByNumber:
         """Take one step."""
         if self._torch is None:
             return
-        for name, part in self._parts.items():
-            parameter = self._module.get_parameter(name)
+        for part, (parameter, _) in zip(self._parts.values(), self._held, strict=True):
             part.data = local_part(parameter).detach()  # FSDP2 may have moved it
             part.grad = None if parameter.grad is None else local_part(parameter.grad)
         for group in self._torch.param_groups:

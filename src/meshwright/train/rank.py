@@ -36,11 +36,12 @@ def run_on_rank(job: Job, tell: Tell) -> Outcome:
     Raises MeshwrightError, the same on every rank, for what a user can fix.
     """
     with _log_file(job.folder):
+        # What can be wrong with data is known in seconds, before a large model is built.
+        data, held_out = _data(job)
+        place = on_first(partial(find, job.run.checkpoints.resume, job.folder))
         module = together(partial(build_module, job.run, kernels=job.inputs.plan.execution.kernels))
         parallel = parallelize(module, job.inputs)
         stepper = Stepper(parallel, job.run.recipe.optimizer)
-        data, held_out = _data(job)
-        place = on_first(partial(find, job.run.checkpoints.resume, job.folder))
         facts = _restored(job, place, stepper, parallel, data)
         first = int(facts["step"]) if facts else 0
         saver = Saver(job.folder, job.run.checkpoints, partial(_facts, job, data), last=first if facts else None)
@@ -62,7 +63,11 @@ def _data(job: Job) -> tuple[Dataset, Dataset | None]:
         return data, None
     if wanted.data is None:
         return data, together(partial(open_data, run.data, run.recipe, model, part="held_out", folder=job.folder))
-    return data, together(partial(open_data, wanted.data, run.recipe, model, folder=job.folder))
+    # What is judged is what is learnt: tokens of the same tokenizer.
+    same = {"tokenizer": run.data.tokenizer, "chat_template": run.data.chat_template}
+    judged = wanted.data.model_copy(update=same)
+    on_first(partial(prepare, judged, run.recipe, model, job.folder))
+    return data, together(partial(open_data, judged, run.recipe, model, folder=job.folder))
 
 
 def _facts(job: Job, data: Dataset, step: int) -> Mapping[str, Any]:

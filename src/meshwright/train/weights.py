@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.document import read_text
-from meshwright.errors import DocumentError, MeshwrightError
+from meshwright.errors import DocumentError, MeshwrightError, first_line
 from meshwright.model.resolve import configuration
 from meshwright.recipe.run import Run
 from meshwright.train.build import from_configuration, hub_class, hub_configuration
@@ -43,7 +43,8 @@ class Weights:
     @property
     def tokenizer(self) -> str | None:
         """The name of its tokenizer; none where it came without one."""
-        for folder in (self.place, self.place.parent.parent / TOKENIZER):
+        of_run = [self.place.parent.parent / TOKENIZER] if self.is_checkpoint else []
+        for folder in (self.place, *of_run):
             if any((folder / name).is_file() for name in _TOKENIZERS):
                 return str(folder)
         named = self.run.data.tokenizer if self.run else None
@@ -97,7 +98,7 @@ def load_module(weights: Weights, *, dtype: torch.dtype | None = None, trust_rem
                 options |= {"config": hub_configuration(weights.config), "state_dict": state, "dtype": kept}
             module, told = found.from_pretrained(str(weights.place) if state is None else None, **options)
         except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-            raise MeshwrightError(f"{weights.place} cannot be loaded: {str(error).strip().splitlines()[0]}") from None
+            raise MeshwrightError(f"{weights.place} cannot be loaded: {first_line(error)}") from None
     _check_told(weights.place, told)
     assert isinstance(module, nn.Module)
     return module.eval()

@@ -169,8 +169,18 @@ def questions(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def sentences(config: dict[str, Any]) -> dict[str, Any]:
+    """Token ids, and a class for each sample."""
+    return tokens(config) | {"labels": torch.zeros(BATCH, dtype=torch.long)}
+
+
 def _masked(name: str, config: dict[str, Any]) -> Sample:
     return Sample(name, config, "AutoModelForMaskedLM")
+
+
+def _classes(name: str, config: dict[str, Any]) -> Sample:
+    named = {"architectures": ["BertForSequenceClassification"]}
+    return Sample(name, config | named, "AutoModelForSequenceClassification", batch=sentences)
 
 
 def _t5(name: str, config: dict[str, Any]) -> Sample:
@@ -203,6 +213,8 @@ TOWERS: tuple[Sample, ...] = (
     _masked("bert", _BERT),
     _masked("bert-untied", _BERT | {"tie_word_embeddings": False}),
     _masked("bert-many-types", _BERT | {"type_vocab_size": 5, "num_hidden_layers": 1}),
+    _classes("bert-classes", _BERT | {"num_labels": 3}),
+    _classes("bert-classes-dropped", _BERT | {"id2label": {"0": "a", "1": "b"}, "classifier_dropout": 0.3}),
     _masked("roberta", _ROBERTA),
     _masked("roberta-untied", _ROBERTA | {"tie_word_embeddings": False}),
     _masked("xlm-roberta", _ROBERTA | {"model_type": "xlm-roberta"}),

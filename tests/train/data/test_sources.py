@@ -58,6 +58,12 @@ def test_a_split_and_a_limit_take_what_they_say(tmp_path: Path) -> None:
         read_rows(Data(source=source, split="tets"))
 
 
+def test_a_saved_dataset_is_found_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_hugging_face(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert every(read_rows(Data(source="~/saved"))) == ROWS
+
+
 def test_a_folder_of_files_in_a_layout_of_hugging_faces_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,9 @@ from meshwright.model.families.config import Config
 from meshwright.model.families.decoder import block_stacks, dropout
 from meshwright.model.families.encoders import Projections, added, attend, plain_mlp, single
 from meshwright.model.families.heads import read_heads
-from meshwright.model.operators import Activation, Add, Embedding, Linear, Loss, Norm, Operator, Parameter
-from meshwright.model.spec import ModelSpec, Stream, Tie
+from meshwright.model.families.images import labels
+from meshwright.model.operators import Activation, Add, Dropout, Embedding, Linear, Loss, Norm, Operator, Parameter
+from meshwright.model.spec import LayerStack, ModelSpec, Stream, Tie
 
 _BERT = {
     "vocab_size": 30522,
@@ -43,6 +44,8 @@ _DISTILBERT_NAMES = {
     "attention_dropout": "attention_probs_dropout_prob",
 }
 
+_CLASSIFIER = "BertForSequenceClassification"
+"""What a configuration names in `architectures` that is not for masked tokens."""
 _PROJECTIONS = Projections(("self.query", "self.key", "self.value", "output.dense"))
 
 
@@ -126,7 +129,9 @@ def _masked(config: Config, name: str, kin: _Kin) -> ModelSpec:
     for switch in ("is_decoder", "add_cross_attention"):
         config.only(switch, False, default=False)
     config.only("position_embedding_type", "absolute", default="absolute")
-    hidden, vocabulary, layers = config.size("hidden_size"), config.size("vocab_size"), config.layers()
+    hidden, layers = config.size("hidden_size"), config.layers()
+    named = config.fields.get("architectures")
+    classes = kin.family == "bert" and isinstance(named, list) and _CLASSIFIER in named
     tied = config.flag("tie_word_embeddings", True)
     rows = config.size("max_position_embeddings")
     limit = rows - config.count("pad_token_id") - 1 if kin.shifted else rows
@@ -148,16 +153,43 @@ def _masked(config: Config, name: str, kin: _Kin) -> ModelSpec:
             *block_stacks(
                 "encoder", f"{kin.root}.{kin.layers}", _block(config, kin), layers, reads=("embed",), hidden=hidden
             ),
-            single(
-                "head",
-                "head",
-                _head(config, kin, tied=tied),
-                modules=kin.head_modules,
-                output=vocabulary,
-                reads=(f"encoder.{layers - 1}",),
-            ),
+            _classifier(config, layers) if classes else _masked_head(config, kin, layers),
         ),
-        ties=_ties(kin) if tied else (),
+        ties=_ties(kin) if tied and not classes else (),
+    )
+
+
+def _masked_head(config: Config, kin: _Kin, layers: int) -> LayerStack:
+    return single(
+        "head",
+        "head",
+        _head(config, kin, tied=config.flag("tie_word_embeddings", True)),
+        modules=kin.head_modules,
+        output=config.size("vocab_size"),
+        reads=(f"encoder.{layers - 1}",),
+    )
+
+
+def _classifier(config: Config, layers: int) -> LayerStack:
+    """Of BertForSequenceClassification: a matrix, tanh, dropout and the classes, of the first token alone."""
+    hidden, classes = config.size("hidden_size"), labels(config)
+    left_out = config.fields.get("classifier_dropout") is None
+    chance = config.chance("hidden_dropout_prob" if left_out else "classifier_dropout", 0.1)
+    dropped = [Dropout(path="dropout", width=hidden, probability=chance, positions=1)] if chance else []
+    return single(
+        "head",
+        "head",
+        [
+            Activation(function="pick", width=hidden),
+            Linear(path="bert.pooler.dense", inputs=hidden, outputs=hidden, bias=True, positions=1),
+            Activation(function="tanh", width=hidden, positions=1),
+            *dropped,
+            Linear(path="classifier", inputs=hidden, outputs=classes, bias=True, positions=1),
+            Loss(classes=classes, positions=1),
+        ],
+        modules=("bert.pooler", "dropout", "classifier"),
+        output=classes,
+        reads=(f"encoder.{layers - 1}",),
     )
 
 

@@ -31,6 +31,7 @@ TOKENIZER = "tokenizer"
 """The folder of a run in which the tokenizer is that was learnt from its data."""
 _PROBE = "def f(x): return x  # 12,345 – naïve 例"
 """Whether two tokenizers are the same shows in what they make of this."""
+_AHEAD = 1024  # places whose samples are found at one time, which take hardly longer than a few
 _LOOKED_AT = 4
 """Rows of which it shows whether two sets are the same."""
 
@@ -43,6 +44,7 @@ class Dataset:
     ) -> None:
         self.tokenizer = tokenizer
         self._samples, self._order, self._batch, self._identity = samples, order, batch, identity
+        self._ids: dict[int, list[int]] = {}
         pieces = getattr(samples, "pieces", None)
         self._stream = pieces if isinstance(pieces, Streamed) else None
 
@@ -53,8 +55,13 @@ class Dataset:
 
     def sample_ids(self, step: int) -> list[int]:
         """The numbers of a step's samples."""
-        places = range(step * self._batch, (step + 1) * self._batch)
-        return list(places) if self._order is None else self._order.at(places)
+        if self._order is None:
+            return list(range(step * self._batch, (step + 1) * self._batch))
+        if step not in self._ids:
+            steps = range(step, step + max(1, _AHEAD // self._batch))
+            found = self._order.at(range(steps.start * self._batch, steps.stop * self._batch))
+            self._ids = {each: found[at * self._batch : (at + 1) * self._batch] for at, each in enumerate(steps)}
+        return self._ids[step]
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """The whole global batch of a step: [global batch, ...] each."""

@@ -19,7 +19,8 @@ def write_folder(folder: Path, fill: Callable[[Path], object]) -> None:
             fill(inside)
             _rename(inside, folder)
     except OSError as error:
-        raise MeshwrightError(f"cannot write {folder}: {error.strerror or error}") from None
+        said = error.strerror or f"{error}; is the disk full?"  # as numpy says it
+        raise MeshwrightError(f"cannot write {folder}: {said}") from None
 
 
 def _rename(partial: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from meshwright.errors import MeshwrightError, did_you_mean
+from meshwright.errors import MeshwrightError, did_you_mean, first_line
 
 Row = dict[str, Any]
 
@@ -208,7 +208,7 @@ def _parquet(file: Path) -> Any:
     try:
         return ParquetFile(file)
     except (OSError, ArrowException) as error:
-        raise MeshwrightError(f"cannot read {file} as Parquet: {str(error).splitlines()[0]}") from None
+        raise MeshwrightError(f"cannot read {file} as Parquet: {first_line(error)}") from None
 
 
 def _shown(text: bytes) -> str:

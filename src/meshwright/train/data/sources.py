@@ -4,7 +4,7 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from meshwright.errors import MeshwrightError, did_you_mean
+from meshwright.errors import MeshwrightError, did_you_mean, first_line
 from meshwright.recipe.data import Data, Format
 from meshwright.train.data.rows import HubRows, JsonLines, Listed, Parquet, Rows, Taken, TextFiles
 
@@ -58,7 +58,10 @@ def _files(source: str) -> list[Path]:
         return [path]
     if path.is_dir():
         inside = (file for file in path.rglob("*") if file.is_file())
-        return sorted(file for file in inside if not any(part[0] in "._" for part in file.relative_to(path).parts))
+        found = sorted(file for file in inside if not any(part[0] in "._" for part in file.relative_to(path).parts))
+        if found:
+            return found
+        raise MeshwrightError(f"data.source '{source}' is a folder without files")
     if any(letter in source for letter in "*?["):
         found = sorted(
             file for file in Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))) if file.is_file()
@@ -89,7 +92,7 @@ def _format_of(source: str, files: Sequence[Path]) -> Format:
 
 def _is_saved(source: str) -> bool:
     """Whether `datasets` saved this folder."""
-    return any((Path(source) / name).is_file() for name in _SAVED)
+    return any((Path(source).expanduser() / name).is_file() for name in _SAVED)
 
 
 def _of_format(kind: Format, files: Sequence[Path]) -> list[Path]:
@@ -102,10 +105,10 @@ def _hugging_face(data: Data, _: Sequence[Path]) -> Rows:
     import datasets
 
     try:
-        found = datasets.load_from_disk(data.source) if _is_saved(data.source) else datasets.load_dataset(data.source)
+        place = str(Path(data.source).expanduser())
+        found = datasets.load_from_disk(place) if _is_saved(place) else datasets.load_dataset(place)
     except Exception as error:  # noqa: BLE001  its readers raise whatever theirs do
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise MeshwrightError(f"data.source '{data.source}' cannot be read by datasets: {said[0]}") from None
+        raise MeshwrightError(f"data.source '{data.source}' cannot be read by datasets: {first_line(error)}") from None
     if isinstance(found, datasets.DatasetDict):
         wanted = data.split or "train"
         if wanted not in found:

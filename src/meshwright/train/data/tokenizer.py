@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, first_line
 from meshwright.train.data.chat import PLAIN_TEMPLATE, Message, render
 
 BYTES = 256
@@ -137,8 +137,7 @@ def load_tokenizer(what: str, chat_template: str | None = None) -> Tokenizer:
             return HubTokenizer(_named(PreTrainedTokenizerFast(tokenizer_file=str(path))), what, template)
         inner = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  its readers raise whatever theirs do
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise MeshwrightError(f"data.tokenizer '{what}' cannot be read: {said[0]}") from None
+        raise MeshwrightError(f"data.tokenizer '{what}' cannot be read: {first_line(error)}") from None
     return HubTokenizer(_named(inner), what, template)
 
 
@@ -187,7 +186,7 @@ def _named(inner: Any) -> Any:
 
 def _template(file: str | None) -> str | None:
     try:
-        return None if file is None else Path(file).read_text(encoding="utf-8")
+        return None if file is None else Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MeshwrightError(f"data.chat_template: cannot read {file}: {error}") from None
 
