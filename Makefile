@@ -27,7 +27,7 @@ accuracy: .venv/.stamp ## the tables of docs/accuracy.md, from the measurements 
 	@$(RUN) meshwright validate --docs docs/accuracy.md
 
 test: lint .venv-base/.stamp ## lint, then the whole test suite
-	@$(RUN) pytest -n logical --maxprocesses 4 --dist loadfile
+	@$(RUN) pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 parity: .venv/.stamp ## many processes against one, all plans of the array; CASE=NAME runs one; writes docs/parity.md
 	@$(RUN) tests.parity.run $(if $(CASE),--case $(CASE))

@@ -424,6 +424,7 @@ def show(rank, pids):
     print(*pids, flush=True)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     WorkerPool(2).run(start_a_child, on_message=show, timeout=None)
 """
 
