@@ -46,20 +46,11 @@ from meshwright.train.metrics import sinks
 from meshwright.train.optimizers import Stepper
 from meshwright.train.saver import Saver
 from meshwright.train.trainer import Trainer
-from runtime_vs_torch import ratio
+from runtime_vs_torch import LENGTH, PROCESSES, SAMPLES, WARM, ratio
+from runtime_vs_torch import SIZES as ALIKE
 
-SIZES: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 192,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": 2048,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-}
-PROCESSES, SAMPLES, LENGTH, WARM, RATE, CLIP, LINE_EVERY = 4, 16, 64, 3, 1e-3, 1.0, 10
+SIZES: dict[str, Any] = ALIKE | {"model_type": "llama", "tie_word_embeddings": False}
+RATE, CLIP, LINE_EVERY = 1e-3, 1.0, 10
 Batch = dict[str, Tensor]
 
 

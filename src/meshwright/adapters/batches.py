@@ -27,6 +27,21 @@ def size_of(batch: Mapping[str, Any]) -> int:
     return len(next(iter(batch.values())))
 
 
+class WholeBatches:
+    """What a script's loader gives, filled; the first batch is compared over the ranks."""
+
+    def __init__(self, parallel: ParallelModel) -> None:
+        self._parallel, self._seen = parallel, False
+
+    def of(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+        """One of them. Every rank must call it. Raises PlanError as `filled` and `check_alike` do."""
+        found = filled(batch, self._parallel)
+        if not self._seen:
+            check_alike(found)
+            self._seen = True
+        return found
+
+
 def filled(batch: Mapping[str, Tensor], parallel: ParallelModel) -> dict[str, Tensor]:
     """A batch with as many samples as the plan's global batch: what the last one of an epoch lacks is filled with
     samples that do not count, so that its loss and gradients are those of the samples that it has.

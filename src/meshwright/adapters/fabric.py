@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from meshwright import api
-from meshwright.adapters.batches import check_alike, filled
+from meshwright.adapters.batches import WholeBatches
 from meshwright.adapters.state import (
     check_buffers,
     check_optimizer,
@@ -60,14 +60,11 @@ class PlannedModule(nn.Module):
     def __init__(self, parallel: ParallelModel) -> None:
         super().__init__()
         self.module, self.parallel = parallel.module, parallel
-        self._anchor, self._seen = torch.ones((), requires_grad=True), False
+        self._anchor, self._batches = torch.ones((), requires_grad=True), WholeBatches(parallel)
 
     def forward(self, batch: Mapping[str, Tensor] | None = None, /, **named: Tensor) -> Outcome:
         """The loss; in evaluation mode, or without gradients, as ParallelModel.evaluate gives it."""
-        whole = filled({**(batch or {}), **named}, self.parallel)
-        if not self._seen:
-            check_alike(whole)
-            self._seen = True
+        whole = self._batches.of({**(batch or {}), **named})
         if not (self.training and torch.is_grad_enabled()):
             return Outcome(self.parallel.evaluate(whole))
         return Outcome(_Loss.apply(self._anchor, self.parallel, whole))  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright import api
-from meshwright.adapters.batches import check_alike, filled, size_of
+from meshwright.adapters.batches import WholeBatches, filled, size_of
 from meshwright.adapters.state import (
     check_buffers,
     check_optimizer,
@@ -101,7 +101,7 @@ class MeshTrainer(Trainer):  # type: ignore[misc]  # transformers' types are not
         self._check_precision()
         check_buffers(model, len(self.parallel.plan.groups))
         self.model_accepts_loss_kwargs = False  # nobody asks how many tokens a batch has: the runtime counts them
-        self._seen = False
+        self._batches = WholeBatches(self.parallel)
 
     def _check_batch(self) -> None:
         each, times, ranks = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps, _ranks()
@@ -169,10 +169,7 @@ class MeshTrainer(Trainer):  # type: ignore[misc]  # transformers' types are not
 
     def training_step(self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """The loss of a batch, the same on every rank; its gradients are left with the parameters."""
-        batch = filled(self._prepare_inputs(inputs), self.parallel)
-        if not self._seen:
-            check_alike(batch)
-            self._seen = True
+        batch = self._batches.of(self._prepare_inputs(inputs))
         return self.parallel.forward_backward(batch).to(self.args.device)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -227,15 +224,17 @@ class MeshTrainer(Trainer):  # type: ignore[misc]  # transformers' types are not
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        place = Path(resume_from_checkpoint) / FOLDER
-        facts = checked(place, self.parallel)
-        checkpoint.read(place, of_the_model(stored(self.parallel)))
-        self.parallel.step = int(facts["step"])
+        self.parallel.step = int(self._loaded(resume_from_checkpoint)["step"])
 
     def _load_best_model(self) -> None:
-        place = Path(self.state.best_model_checkpoint) / FOLDER
-        checked(place, self.parallel)
+        self._loaded(self.state.best_model_checkpoint)
+
+    def _loaded(self, folder: str) -> dict[str, Any]:
+        """The facts of a checkpoint, whose parameters and buffers the model has now."""
+        place = Path(folder) / FOLDER
+        facts = checked(place, self.parallel)
         checkpoint.read(place, of_the_model(stored(self.parallel)))
+        return facts
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is None:

@@ -119,7 +119,7 @@ class StageCosts:
         """
         own = next(kind for kind, layer in enumerate(self.first) if layer.stack is main.stack)
         ways = [self.alone(own, place) for place in range(len(self.bench.recomputes(main)))]
-        of_kinds, body = [self._least(kind, own, floor) for kind in range(len(self.first))], self.bench.body
+        of_kinds, body = [self._both(kind, own, floor) for kind in range(len(self.first))], self.bench.body
         both = [of_kinds[kind] for kind in self.kinds]
         return Pace(
             forward=min(there for there, _ in ways),
@@ -130,7 +130,8 @@ class StageCosts:
             finish=self.seconds(own).finish,
         )
 
-    def _least(self, kind: int, exact: int, floor: Floor | None) -> float:
+    def _both(self, kind: int, exact: int, floor: Floor | None) -> float:
+        """Seconds that a layer of a kind adds both ways at least; but for one kind by a floor."""
         if floor is None or kind == exact:
             return sum(self.alone(kind))
         return floor.of(self.first[kind]).both

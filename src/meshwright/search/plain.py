@@ -15,6 +15,7 @@ from meshwright.plan.shorthand import uniform_plan
 from meshwright.plan.stage_cut import numbered_layers
 from meshwright.search.choice import inputs_of
 from meshwright.search.problem import Problem
+from meshwright.search.space import divisors
 
 _MOST = 64  # micro-batches
 
@@ -56,9 +57,8 @@ def _refusal(placement: Placement) -> str | None:
 
 def _every(problem: Problem) -> Iterator[Inputs]:
     size, kernels = problem.cluster.size, problem.wishes.kernels or "hf-sdpa"
-    ways = [each for each in range(1, size + 1) if size % each == 0]
-    counts = [each for each in range(1, _MOST + 1) if problem.recipe.global_batch % each == 0]
-    for tp, zero, count in product(ways, (0, 1, 2, 3), counts):
+    counts = [count for count in divisors(problem.recipe.global_batch) if count <= _MOST]
+    for tp, zero, count in product(divisors(size), (0, 1, 2, 3), counts):
         try:
             plan = uniform_plan(
                 problem.model,
