@@ -15,7 +15,7 @@ PIP := -m pip install -qq --no-input --disable-pip-version-check
 WANTED := pyproject.toml constraints.txt src/meshwright/version.py
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo accuracy test test-gpu lint parity curves exchange chaos clean another-torch
+.PHONY: help venv demo accuracy test test-gpu lint hunt parity curves exchange chaos clean another-torch
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ accuracy: .venv/.stamp ## the tables of docs/accuracy.md, from the measurements 
 
 test: lint .venv-base/.stamp ## lint, then the whole test suite
 	@$(RUN) pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+hunt: .venv/.stamp ## every property test with examples that no run has drawn; what fails is kept in .hypothesis
+	@$(RUN) pytest -n logical --maxprocesses 4 --hypothesis-profile hunt -m hypothesis
 
 parity: .venv/.stamp ## many processes against one, all plans of the array; CASE=NAME runs one; writes docs/parity.md
 	@$(RUN) tests.parity.run $(if $(CASE),--case $(CASE))

@@ -27,20 +27,20 @@ from meshwright.train.launch import WorkerPool, preload
 SIZES: dict[str, Any] = {
     "hidden_size": 192,
     "intermediate_size": 512,
-    "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
     "vocab_size": 2048,
     "max_position_embeddings": 128,
 }
 SAMPLES, LENGTH, PROCESSES, WARM, RESAMPLED = 16, 64, 4, 3, 10_000
-PROGRAMS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "DDP": (Ddp, {"dp": 4, "micro_batches": 2}),
-    "FSDP2": (Fsdp, {"dp": 4, "zero": 3, "micro_batches": 2}),
-    "DTensor tp": (DTensorTp, {"tp": 4, "micro_batches": 2}),
-    "1F1B": (OneFOneB, {"pp": 4, "micro_batches": 8}),
+PROGRAMS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "DDP": (Ddp, {"dp": 4, "micro_batches": 2}, 4),
+    "FSDP2": (Fsdp, {"dp": 4, "zero": 3, "micro_batches": 2}, 4),
+    "DTensor tp": (DTensorTp, {"tp": 4, "micro_batches": 2}, 4),
+    "1F1B, a layer a stage": (OneFOneB, {"pp": 4, "micro_batches": 8}, 4),
+    "1F1B, four layers a stage": (OneFOneB, {"pp": 4, "micro_batches": 8}, 16),
 }
-"""Name → the program by hand, and our plan for the same."""
+"""Name → the program by hand, our plan for the same, and the model's layers."""
 
 
 class Pair(NamedTuple):
@@ -52,11 +52,12 @@ class Pair(NamedTuple):
     our_cpu: float
 
 
-def _module() -> nn.Module:
+def _module(layers: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation="sdpa")).train()
+    config = LlamaConfig(**SIZES, num_hidden_layers=layers, attn_implementation="sdpa")
+    return LlamaForCausalLM(config).train()
 
 
 def _batch(step: int) -> dict[str, Tensor]:
@@ -68,8 +69,8 @@ def _batch(step: int) -> dict[str, Tensor]:
 class Ours:
     """`mw.parallelize` in one's own loop."""
 
-    def __init__(self, plan: Any, recipe: Any) -> None:
-        self.parallel = mw.parallelize(_module(), plan, recipe=recipe)
+    def __init__(self, module: nn.Module, plan: Any, recipe: Any) -> None:
+        self.parallel = mw.parallelize(module, plan, recipe=recipe)
         self.optimizer = adamw(self.parallel.parameter_groups())
 
     def step(self, batch: dict[str, Tensor]) -> float:
@@ -93,9 +94,9 @@ def _timed(step: Callable[[dict[str, Tensor]], float], batch: dict[str, Tensor])
     return loss, took, float(used)
 
 
-def measured(program: Any, plan: Any, recipe: Any, pairs: int) -> tuple[list[Pair], float]:
+def measured(program: Any, layers: int, plan: Any, recipe: Any, pairs: int) -> tuple[list[Pair], float]:
     """On every rank: the pairs, and the largest difference of the losses."""
-    theirs, ours = program(_module(), plan.micro_batches), Ours(plan, recipe)
+    theirs, ours = program(_module(layers), plan.micro_batches), Ours(_module(layers), plan, recipe)
     found, apart = [], 0.0
     for number in range(WARM + pairs):
         batch, both = _batch(number), {}
@@ -132,16 +133,16 @@ def main() -> int:
     say = Console(width=200, highlight=False).print
     precision = {"compute": "fp32", "reduce": "fp32", "master": None}
     recipe = mw.recipe(global_batch=SAMPLES, sequence=LENGTH, precision=precision)
-    model, cluster = mw.model(_module().config), mw.cluster(f"cpu:{PROCESSES}")
+    cluster = mw.cluster(f"cpu:{PROCESSES}")
     say("| program | theirs, s | ours, s | theirs over ours | 95 % | CPU seconds | 95 % | losses differ by |")
     say("|---|--:|--:|--:|--:|--:|--:|--:|")
     alike = True
-    for name, (program, sizes) in PROGRAMS.items():
+    for name, (program, degrees, layers) in PROGRAMS.items():
         if chosen.only and not name.lower().startswith(chosen.only.lower()):
             continue
-        plan = mw.uniform_plan(model, cluster, recipe, **sizes)
+        plan = mw.uniform_plan(mw.model(_module(layers).config), cluster, recipe, **degrees)
         with WorkerPool(PROCESSES) as pool:
-            pairs, apart = pool.run(measured, program, plan, recipe, chosen.pairs, timeout=None)[0]
+            pairs, apart = pool.run(measured, program, layers, plan, recipe, chosen.pairs, timeout=None)[0]
         wall = ratio([each.theirs for each in pairs], [each.ours for each in pairs])
         cpu = ratio([each.their_cpu for each in pairs], [each.our_cpu for each in pairs])
         say(

@@ -1,20 +1,21 @@
-"""A whole training step of ours beside Accelerate with FSDP2, and beside the same loop in bare PyTorch.
+"""A whole training step of ours beside Accelerate with FSDP2, beside DeepSpeed, and beside the same loop in bare PyTorch.
 
     python benchmarks/train_vs_peers.py [--pairs 24]
 
-All three train one Llama on the standard library's source, from the same values, sharded over the same four CPU
+All train one Llama on the standard library's source, from the same values, sharded over the same four CPU
 processes; their steps take turns, so that whatever else the machine does meets all alike. Ours is `meshwright train`'s
 own loop with what a run does by default: data, votes, metrics, TensorBoard. The peers find their batch in memory and
 write a line every ten steps. The ratio is theirs over ours, of the medians: of seconds it is that of tokens/s. Then
-what of our step is spent outside forward, backward, clipping and optimizer. Exits with 1 where the three do not learn
-alike.
+what of our step is spent outside forward, backward, clipping and optimizer. Exits with 1 where they do not learn alike.
 
 Accelerate 1.15 takes FSDP2 for GPUs alone: here it is told after its start that it has it, and wraps and runs as it
-does there.
+does there. DeepSpeed (ZeRO-3, torch's AdamW) takes part where it is installed: from its source, without compiled
+operators, `DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed`.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +51,7 @@ from meshwright.train.trainer import Trainer
 from runtime_vs_torch import LENGTH, PROCESSES, SAMPLES, WARM, ratio
 from runtime_vs_torch import SIZES as ALIKE
 
-SIZES: dict[str, Any] = ALIKE | {"model_type": "llama", "tie_word_embeddings": False}
+SIZES: dict[str, Any] = ALIKE | {"num_hidden_layers": 4, "model_type": "llama", "tie_word_embeddings": False}
 RATE, CLIP, LINE_EVERY = 1e-3, 1.0, 10
 Batch = dict[str, Tensor]
 
@@ -111,8 +113,6 @@ class Accelerate(Fsdp2):
     """The same loop by Accelerate."""
 
     def __init__(self, module: Any, folder: Path) -> None:
-        import os
-
         from accelerate import Accelerator, FullyShardedDataParallelPlugin
         from accelerate.utils import DistributedType
 
@@ -146,7 +146,43 @@ class Accelerate(Fsdp2):
         self.accelerator.clip_grad_norm_(self.module.parameters(), CLIP)
 
 
+class DeepSpeed(Fsdp2):
+    """The same loop by DeepSpeed's engine, which clips as it steps."""
+
+    def wrapped(self, module: Any) -> Any:
+        """Engine and optimizer are made together."""
+        return module
+
+    def prepared(self, optimizer: torch.optim.Optimizer) -> Any:
+        """The engine, in the module's place and in the optimizer's."""
+        import deepspeed
+
+        self.module, *_ = deepspeed.initialize(
+            model=self.module,
+            optimizer=optimizer,
+            dist_init_required=False,
+            config={
+                "train_micro_batch_size_per_gpu": SAMPLES // PROCESSES,
+                "gradient_clipping": CLIP,
+                "zero_optimization": {"stage": 3},
+                "zero_allow_untested_optimizer": True,
+                "zero_force_ds_cpu_optimizer": False,
+            },
+        )
+        return self.module
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients."""
+        self.module.backward(loss)
+
+    def clip(self) -> None:
+        """Done by the engine's step."""
+
+
 PEERS: dict[str, Callable[[nn.Module, Path], Any]] = {"bare PyTorch, FSDP2": Fsdp2, "Accelerate, FSDP2": Accelerate}
+if find_spec("deepspeed") is not None:
+    os.environ |= {"DS_ACCELERATOR": "cpu"}
+    PEERS["DeepSpeed, ZeRO-3"] = DeepSpeed
 
 
 class Inside:

@@ -35,8 +35,6 @@ from tests.plan.strategies import valid_plans
 LAWS = settings(
     max_examples=40,
     deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 ROUNDING = 1 + 1e-9

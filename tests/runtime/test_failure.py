@@ -113,9 +113,9 @@ def test_a_rank_that_fails_ends_all_and_says_where(pool: WorkerPool, phase: str,
 
 def test_what_is_raised_carries_where_it_was_without_a_pool_that_listens() -> None:
     standing = _standing()
-    with pytest.raises(ValueError, match="burst") as caught, standing.at("forward of micro-batch 1", 0, "decoder.0"):
+    with pytest.raises(ValueError, match="burst") as caught, standing.at("forward of micro-batch 1", 0):
         _raise()
-    assert caught.value.__notes__ == ["on rank 0, in layer decoder.0 of stage 0 (embed): forward of micro-batch 1"]
+    assert caught.value.__notes__ == ["on rank 0, in stage 0 (embed): forward of micro-batch 1"]
 
 
 def _standing() -> Any:

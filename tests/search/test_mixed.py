@@ -86,7 +86,7 @@ def asked(cluster: str, batch: int, vocabulary: int, **wishes: Any) -> Problem:
     return Problem(model, mw.cluster(cluster), mw.recipe(global_batch=batch, sequence=1024), asks)
 
 
-@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     place=st.sampled_from([("2xh100", 4), ("2xa10g", 4), ("3xh100", 6), ("2x1xa100-40gb", 4)]),
     vocabulary=st.sampled_from([8192, 65536]),

@@ -92,7 +92,7 @@ def searched(problem: Problem) -> Answer | None:
         return None
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     layers=st.integers(2, 3),
     cluster=st.sampled_from(["2xh100", "4xa100-40gb", "3xh100", "2x2xh100"]),

@@ -4,9 +4,10 @@ Layers are noted as forward comes into them and as the gradient of what they put
 own code. Whoever runs ranks may listen (`LISTENER`): a rank that is killed tells nothing any more.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
+from functools import lru_cache
+from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +18,13 @@ from meshwright.runtime.place import Place
 
 LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar("meshwright_standing", default=None)
 """Who hears of every change of where a rank stands."""
+
+
+@lru_cache(maxsize=4096)
+def _line(rank: int, layer: str, where: str, doing: str) -> str:
+    """Kept, since each step takes the same path."""
+    inside = f"layer {layer} of " if layer else ""
+    return f"on rank {rank}, in {inside}{where}: {doing}"
 
 
 class Standing:
@@ -32,26 +40,26 @@ class Standing:
         self._doing, self._layer = "", ""
 
     def __str__(self) -> str:
-        inside = f"layer {self._layer} of " if self._layer else ""
-        return f"on rank {self._rank}, in {inside}{self._where}: {self._doing}"
+        return _line(self._rank, self._layer, self._where, self._doing)
 
-    @contextmanager
-    def at(self, doing: str, stage: int | None = None, layer: str = "") -> Iterator[None]:
-        """What is done from here on, in which stage; of this rank's all where none is said. What is raised inside gets
-        a note of where it was.
+    def at(self, doing: str, stage: int | None = None) -> "Standing":
+        """What is done from here on, in which stage; of this rank's all where none is said. What is raised inside of
+        it, as a context, gets a note of where it was.
         """
-        self._set(doing, stage, layer)
-        try:
-            yield
-        except Exception as error:
-            error.add_note(str(self))
-            raise
-        self._set("what its program does between steps: the optimizer", None, "")
-
-    def _set(self, doing: str, stage: int | None, layer: str) -> None:
         self._where = self._everywhere if stage is None else self._stages[stage]
-        self._doing, self._layer = doing, layer
+        self._doing, self._layer = doing, ""
         self._say()
+        return self
+
+    def between_steps(self) -> None:
+        """The runtime is done for now."""
+        self.at("what its program does between steps: the optimizer")
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            error.add_note(str(self))
 
     def _say(self) -> None:
         if self._listener is not None:

@@ -111,7 +111,9 @@ class ParallelModel:
     def gradient_norm(self) -> Tensor:
         """The 2-norm of the gradients over all ranks, each number counted once."""
         with self._standing.at("measuring the gradients' norm"):
-            return global_norm(self._parameters)
+            norm = global_norm(self._parameters)
+        self._standing.between_steps()
+        return norm
 
     def _told(self, loss: Tensor) -> Tensor:
         """The loss of all samples, on every rank: summed where the last stage is, then told to the other groups."""
@@ -123,6 +125,7 @@ class ParallelModel:
             if len(self.place.groups) > 1:
                 teller = self.place.groups[last.group].devices[0]
                 dist.all_reduce(loss if self.place.processes.rank == teller else loss.zero_())
+        self._standing.between_steps()
         return loss
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:

@@ -1,6 +1,7 @@
 """One step of a pipeline on this rank: the actions of its schedule, and the messages between groups."""
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from meshwright.runtime.precision import kept
 from meshwright.runtime.randomness import Counter
 from meshwright.runtime.sequence import Sequence
 from meshwright.runtime.stage import StageModule
-from meshwright.runtime.timetable import Edge, Post, Way, edges_of, timetable
+from meshwright.runtime.timetable import Edge, Post, Step, Way, edges_of, timetable
 from meshwright.runtime.torch_private import WeightsHalf, backward_for_input, backward_for_weights
 
 Key = tuple[Edge, Way, int]
@@ -42,6 +43,7 @@ class Pipeline:
         self.place, self.stages, self.counter, self.sequence, self.loss = place, stages, counter, sequence, loss
         self.standing = standing
         self.steps = timetable(place.inputs.plan)[place.name]
+        self.says = [_said(step) for step in self.steps]
         self.borders = {
             edge: Border(place, place.of_stage(edge.source)[-1], place.of_stage(edge.target)[0])
             for edge in edges_of(place.inputs.plan)
@@ -56,8 +58,8 @@ class Pipeline:
         gradients are added to those of the parameters.
         """
         under_way = _UnderWay(self, batch)
-        for number, step in enumerate(self.steps):
-            under_way.do(step, last=number in self._ends)
+        for number, (step, said) in enumerate(zip(self.steps, self.says, strict=True)):
+            under_way.do(step, said, last=number in self._ends)
         under_way.finish()
         return under_way.loss
 
@@ -65,13 +67,24 @@ class Pipeline:
     def evaluate(self, batch: StepBatch) -> Tensor:
         """The same loss without gradients: the forwards of the schedule, with their messages, in its order."""
         under_way = _UnderWay(self, batch)
-        for step in self.steps:
+        for step, said in zip(self.steps, self.says, strict=True):
             if (step.way if isinstance(step, Post) else step.kind) == "forward":
-                under_way.do(step, last=False)
+                under_way.do(step, said, last=False)
         under_way.finish()
         for stage in self.stages.values():
             stage.reshard()
         return under_way.loss
+
+
+    @cached_property
+    def like(self) -> Tensor:
+        """Empty, of the kind that activations are."""
+        held = next(parameter for stage in self.stages.values() for parameter in stage.parameters())
+        return torch.empty(0, dtype=DTYPES[self.place.inputs.recipe.precision.compute], device=held.device)
+
+
+def _said(step: Step) -> str:
+    return str(step) if isinstance(step, Post) else f"{step.kind} of micro-batch {step.micro_batch}"
 
 
 class _UnderWay:
@@ -79,9 +92,7 @@ class _UnderWay:
 
     def __init__(self, pipeline: Pipeline, batch: StepBatch) -> None:
         self._pipeline, self._place, self._batch = pipeline, pipeline.place, batch
-        held = next(parameter for stage in pipeline.stages.values() for parameter in stage.parameters())
-        dtype = DTYPES[self._place.inputs.recipe.precision.compute]
-        self._like = torch.empty(0, dtype=dtype, device=held.device)  # as activations are
+        self._like = pipeline.like
         self.loss = torch.zeros((), dtype=torch.float64, device=self._like.device)
         self._live: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         self._leaving: dict[Key, Tensor] = {}
@@ -95,10 +106,10 @@ class _UnderWay:
             "weight": self._backward_for_weights,
         }
 
-    def do(self, step: Action | Post, *, last: bool) -> None:
-        """Take one step. `last` tells a stage's last action."""
+    def do(self, step: Step, said: str, *, last: bool) -> None:
+        """Take one step, which is told as `said`. `last` tells a stage's last action."""
         if isinstance(step, Post):
-            with self._pipeline.standing.at(str(step), step.stage):
+            with self._pipeline.standing.at(said, step.stage):
                 self._post(step)
             return
         place, stage = self._place, self._pipeline.stages[step.stage]
@@ -106,8 +117,7 @@ class _UnderWay:
         if self._pipeline.sequence is not None:
             self._pipeline.sequence.enter(self._batch.inputs, self._pipeline.counter.first_sample, self._like.device)
         stage.sync(last=last, each=place.inputs.plan.execution.sync == "each")
-        here = self._pipeline.standing.at(f"{step.kind} of micro-batch {step.micro_batch}", step.stage)
-        with here, kept(self._like.dtype):
+        with self._pipeline.standing.at(said, step.stage), kept(self._like.dtype):
             self._actions[step.kind](step.stage, step.micro_batch)
 
     def finish(self) -> None:
