@@ -1,4 +1,4 @@
-"""A whole training step of ours beside Accelerate with FSDP2, beside DeepSpeed, and beside the same loop in bare PyTorch.
+"""A whole training step of ours beside Accelerate, DeepSpeed, and the same loop in bare PyTorch (FSDP2, ZeRO-3).
 
     python benchmarks/train_vs_peers.py [--pairs 24]
 
