@@ -75,7 +75,6 @@ class Pipeline:
             stage.reshard()
         return under_way.loss
 
-
     @cached_property
     def like(self) -> Tensor:
         """Empty, of the kind that activations are."""
