@@ -38,7 +38,10 @@ def test_without_gpus_it_is_a_process_on_each_core(driver: Path) -> None:
 
 def test_cores_are_counted_where_the_system_knows_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert local.usable_cores() == os.cpu_count()
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert local.usable_cores() == 12
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert local.usable_cores() == 1
 
 
 def test_gpus_are_those_of_the_catalogue_with_the_memory_that_they_have(driver: Path) -> None:

@@ -1,12 +1,9 @@
 """The measured machine: figures that give back, in an estimate, the times that were measured."""
 
-import os
-
 import pytest
 
 from meshwright.cost.collectives import Network, Way, seconds
 from meshwright.measure import probe as probing
-from meshwright.measure.doctor import usable_cores
 from meshwright.measure.probe import fit_way, probe
 from meshwright.train.launch import WorkerPool
 
@@ -31,14 +28,6 @@ def test_noise_that_no_link_explains_still_gives_one() -> None:
     no_time_to_start = fit_way(1e-9, 1e-2, 4)
     assert no_time_to_start.latency == 0.0
     assert seconds("all_reduce", LARGE, 4, no_time_to_start) == pytest.approx(1e-2)
-
-
-def test_cores_are_counted_where_the_system_knows_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
-    assert usable_cores() == 12
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert usable_cores() == 1
 
 
 class _Measured(WorkerPool):

@@ -38,11 +38,11 @@ CASES = {
 
 def solved(search: Search) -> Iterator[tuple[Shape, Choice, Kept, float]]:
     """Every choice under 1f1b or without a pipeline, under every state, with what it takes at least."""
-    for shape in search._ground.shapes[::4]:
+    for shape in search.work.ground.shapes[::4]:
         choice = realise(search.problem, shape)
-        if choice is None or not search._is_sound(shape, choice):
+        if choice is None or not search.work.is_sound(shape, choice):
             continue
-        every: list[StageCosts] = [*search._costs.whole(shape, choice), *search._costs.inside(shape, choice)]
+        every: list[StageCosts] = [*search.work.costs.whole(shape, choice), *search.work.costs.inside(shape, choice)]
         for costs in every:
             solution = Solver(costs, choice).solve(float("inf"))
             if solution is not None:
@@ -56,12 +56,11 @@ def test_no_choice_takes_less_than_its_bounds(name: str) -> None:
     assert isinstance(model, ModelSpec)
     recipe = mw.recipe(global_batch=16, sequence=1024)
     search = Search(Problem(model, mw.cluster(cluster), recipe, Wishes(memory_limit=limit, schedule="1f1b")))
-    search._ties = itertools.count()
-    search._start()
-    bounds = dict(zip(search._ground.shapes, search._ground.bounds().tolist(), strict=True))
+    search.start()
+    bounds = dict(zip(search.work.ground.shapes, search.work.ground.bounds().tolist(), strict=True))
     seen, closest = 0, 0.0
     for shape, choice, kept, seconds in solved(search):
-        ground, place = search._ground, search._ground.states.index(kept)
+        ground, place = search.work.ground, search.work.ground.states.index(kept)
         under = ground.under(shape, choice.schedule)[place]
         assert max(bounds[shape], ground.closer(shape), under) <= seconds * (1 + 1e-9), (shape, kept)
         assert ground.possible(shape, choice.schedule, 1, seconds * (1 + 1e-9))[place], (shape, kept)
@@ -90,18 +89,17 @@ def test_no_plan_whose_groups_have_several_stages_takes_less_than_its_bounds(nam
     recipe, cluster = mw.recipe(global_batch=16, sequence=1024), mw.cluster("4x2xh100")
     model, wishes = TURNS[name]
     search = Search(Problem(model, cluster, recipe, wishes))
-    search._ties = itertools.count()
-    search._start()
-    ground, seen, replicas, closest = search._ground, 0, 0, 0.0
+    search.start()
+    ground, seen, replicas, closest = search.work.ground, 0, 0, 0.0
     for shape in (shape for shape in ground.shapes if shape.pp > 1):
         for schedule, virtual in schedules(search.problem, shape):
             choice = realise(search.problem, shape, schedule, virtual)
             assert choice is not None
-            for costs in (*search._costs.whole(shape, choice), *search._costs.inside(shape, choice)):
+            for costs in (*search.work.costs.whole(shape, choice), *search.work.costs.inside(shape, choice)):
                 solution = Solver(costs, choice).solve(float("inf"))
                 inside = costs.bench.choice.pieces != choice.pieces
                 own = replace(choice, pieces=costs.bench.choice.pieces)
-                found = solution and simulated(search.problem, own, solution, search._reached)
+                found = solution and simulated(search.problem, own, solution, search.work.reached)
                 if solution is None or found is None:
                     continue
                 step, kept = found.estimate.step_time_s * (1 + 1e-9), Kept(costs.state, inside)
@@ -125,17 +123,16 @@ def test_no_group_of_several_stages_is_refused_that_fits(limit: float) -> None:
     wishes = Wishes(schedule="interleaved", forbid=("cp", "ulysses"), micro_batch=1, memory_limit=limit)
     model = llama(**SIZES | {"vocab_size": 131072, "num_hidden_layers": 8})
     search = Search(Problem(model, mw.cluster("4x2xh100"), mw.recipe(global_batch=16, sequence=1024), wishes))
-    search._ties = itertools.count()
-    search._start()
+    search.start()
     fitting = refused = 0
-    for shape in (shape for shape in search._ground.shapes if shape.pp > 1):
+    for shape in (shape for shape in search.work.ground.shapes if shape.pp > 1):
         for schedule, virtual in schedules(search.problem, shape):
             choice = realise(search.problem, shape, schedule, virtual)
             assert choice is not None
-            for costs in search._costs.whole(shape, choice):
+            for costs in search.work.costs.whole(shape, choice):
                 solver, least = Solver(costs, choice), [costs.bench.recomputes(layer)[0] for layer in model.layers]
                 options = tuple(Option(costs.state, recompute) for recompute in least)
-                found = simulated(search.problem, choice, Solution(0.0, solver.even, options), search._reached)
+                found = simulated(search.problem, choice, Solution(0.0, solver.even, options), search.work.reached)
                 if solver.solve(float("inf")) is not None:
                     fitting += 1
                 elif found is not None:
@@ -156,13 +153,12 @@ def test_what_groups_hold_is_what_their_orders_hold() -> None:
 @pytest.mark.parametrize("cluster", ["2x2xh100", "2x3xh100"])
 def test_a_bench_costs_alike_whatever_it_takes_from_others(cluster: str) -> None:
     search = Search(Problem(llama(**SIZES), mw.cluster(cluster), mw.recipe(global_batch=12, sequence=1024)))
-    search._ties = itertools.count()
-    search._start()
-    for shape in search._ground.shapes[::4]:
+    search.start()
+    for shape in search.work.ground.shapes[::4]:
         choice = realise(search.problem, shape)
-        if choice is None or not search._is_sound(shape, choice):
+        if choice is None or not search.work.is_sound(shape, choice):
             continue
-        shared, alone = search._ground.benches.of(shape, choice), Bench(search.problem, choice)
+        shared, alone = search.work.ground.benches.of(shape, choice), Bench(search.problem, choice)
         for layer in {id(layer.stack): layer for layer in search.problem.model.layers}.values():
             for state, recompute in itertools.product((None, "zero2"), alone.recomputes(layer)):
                 option = Option(state, recompute)

@@ -1,5 +1,8 @@
 """Which plan is best."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal
 
 import typer
@@ -32,6 +35,8 @@ _FRONT = "Search under smaller memory limits too, each within the time limit, fo
 _NEAR = "Begin from this plan, for what it is for, and change a few choices of it; each with its gain."
 _SYSTEMS = "any|runtime|megatron|torchtitan|deepspeed|accelerate"
 _OBJECTIVE = "The shortest step; most tokens/s and device; fewest devices that are fast enough; least money a token."
+_MOST_PROCESSES = 8
+_PROCESSES = "That share the search; none: one a core, of 8 at most. The answer is the same."
 Objective = Literal["time", "tokens-per-device", "devices", "money"]
 _PLAN_EXAMPLES = """Example: meshwright plan --model llama-3.1-70b --cluster 8x8xh100 --seq 8192 --global-batch 512
 
@@ -81,24 +86,39 @@ def plan(
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="SECONDS", help="Answer with the best by then.")
     ] = 10,
+    processes: Annotated[Whole, number("--processes", _PROCESSES)] = None,
     output: PlanOutput = None,
     calibration: CalibrationOption = None,
     as_json: Json = False,
 ) -> None:
     """Find the fastest plan that fits, with a proof of how far it can be from the best. Ctrl-C answers at once."""
-    from meshwright.cost.calibration import read_calibration
-    from meshwright.report.plan import clear_line, plan_blocks, plan_data, progress_line
-    from meshwright.report.screen import show
-    from meshwright.request import Named, question_of, with_sources
-    from meshwright.search.sweep import find
+    with _seldom_collected():
+        from meshwright.cluster.local import usable_cores
+        from meshwright.cost.calibration import read_calibration
+        from meshwright.report.plan import clear_line, plan_blocks, plan_data, progress_line
+        from meshwright.report.screen import show
+        from meshwright.request import Named, question_of, with_sources
+        from meshwright.search.sweep import find
 
-    named = Named(model, cluster, recipe)
-    problem = question_of(named, context.params)
-    reached = read_calibration(calibration) if calibration else None
+        named = Named(model, cluster, recipe)
+        shared = {"processes": processes or min(usable_cores(), _MOST_PROCESSES)}
+        problem = question_of(named, context.params | shared)
+        reached = read_calibration(calibration) if calibration else None
+        try:
+            answer = find(problem, reached, progress_line())
+        finally:
+            clear_line()
+        if output:
+            with_sources(answer.plan, named, output).write(output)
+        show(as_json, lambda: plan_data(answer), lambda: plan_blocks(answer))
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Nearly all that a search makes lives as long as it does: looking for garbage in it takes a tenth of the time."""
+    known = gc.get_threshold()
+    gc.set_threshold(100 * known[0], *known[1:])
     try:
-        answer = find(problem, reached, progress_line())
+        yield
     finally:
-        clear_line()
-    if output:
-        with_sources(answer.plan, named, output).write(output)
-    show(as_json, lambda: plan_data(answer), lambda: plan_blocks(answer))
+        gc.set_threshold(*known)

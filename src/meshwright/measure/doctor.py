@@ -1,13 +1,13 @@
 """What this machine has, and what Meshwright can do on it. Runs without torch, and says so."""
 
 import importlib
-import os
 import platform
 import re
 import sys
 from importlib import metadata
 from typing import Any, NamedTuple
 
+from meshwright.cluster.local import usable_cores
 from meshwright.model.hf_config import FAMILIES
 from meshwright.plan import rules_families
 from meshwright.plan.rules_runtime import PROVEN, PROVEN_SPLITS, PROVEN_STATES
@@ -41,11 +41,6 @@ def examine() -> dict[str, Any]:
         "planning": {"families": sorted(FAMILIES)},
         "missing": missing(versions, torch),
     }
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on; all of the machine where the system does not say (macOS)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def needs() -> list[Need]:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.cluster.local import usable_cores
 from meshwright.cluster.spec import Cluster, Device, Level, Link, Pool
 from meshwright.cost.collectives import Way, seconds
-from meshwright.measure.doctor import usable_cores
 from meshwright.train.launch import WorkerPool
 
 _REPEATS = 7

@@ -77,6 +77,8 @@ class Wishes:
     """Seconds."""
     gap: float = 0.01
     """The search ends when nothing can be faster by more than this share."""
+    processes: int = 1
+    """That share its work; the answer is the same, however many."""
     devices: int | None = None
     """That work, the first ones of the cluster; none: all, or as many as the objective is best with."""
     global_batch: Batches | None = None
@@ -210,6 +212,7 @@ class Wishes:
 
 
 _COUNTED = (
+    "processes",
     "tp",
     "pp",
     "cp",
