@@ -394,9 +394,9 @@ def many_processes(case: Case, fault: Fault = nullcontext, model: Any = None) ->
         parallel = mw.parallelize(module, plan_of(case), model=model, recipe=recipe_of(case))
         optimizer = optimizer_of(parallel.parameter_groups())
         losses, norms, gradients = [], [], {}
-        counting = CountMessages()
+        counting = CountMessages(stages=bool(case.stages))
         for step, batch in enumerate(batches(case)):
-            with counting if step == case.steps - 2 > 0 and case.stages and fault is nullcontext else nullcontext():
+            with counting if step == case.steps - 2 > 0 and fault is nullcontext else nullcontext():
                 losses.append(float(parallel.forward_backward(batch)))
                 if step == 0:
                     gradients = {name: parallel.full_gradient(name) for name in parallel.names}

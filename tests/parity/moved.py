@@ -24,7 +24,7 @@ def moved_as_predicted(inputs: Inputs, found: list[Outcome]) -> None:
     """Collectives of every rank, and messages between groups, are those of `cost.volumes`, byte for byte; of sums of
     gradients, which share buckets, all together.
     """
-    collectives, summed, messages = _predicted(inputs)
+    collectives, summed, messages = predicted(inputs)
     groups = inputs.plan.groups
     for name, group in groups.items():
         for rank in group.devices:
@@ -43,6 +43,15 @@ def moved_as_predicted(inputs: Inputs, found: list[Outcome]) -> None:
         for way, peer in each.moved[1]
         if way == "send"
     }
+
+
+def exchanged_as_predicted(inputs: Inputs, found: list[Outcome]) -> None:
+    """What goes between layers that divide tensors unlike, on one group: all of it, by the rank that gets most."""
+    exchanged = [
+        sum(size * times for (kind, size), times in each.moved[0].items() if kind == "exchange") for each in found
+    ]
+    wanted = [round(each.bytes) * each.count for each in step_collectives(inputs) if each.kind == "exchange"]
+    assert max(exchanged) == sum(wanted)
 
 
 def _of_experts(inputs: Inputs, group: str) -> list[Collective]:
@@ -86,7 +95,7 @@ def _group_of(inputs: Inputs, rank: int) -> str:
     return next(name for name, group in inputs.plan.groups.items() if rank in group.devices)
 
 
-def _predicted(inputs: Inputs) -> tuple[dict[str, Counts], Counter[str], Counter[tuple[str, str]]]:
+def predicted(inputs: Inputs) -> tuple[dict[str, Counts], Counter[str], Counter[tuple[str, str]]]:
     """Collectives of each group's ranks, the bytes of the gradients that they sum, and the bytes that go from one group
     to another.
     """

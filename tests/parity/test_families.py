@@ -59,7 +59,7 @@ def test_many_processes_equal_one_and_move_what_was_predicted(pool: WorkerPool, 
     found = pool.run(many_processes, case, model=inputs.model, timeout=90.0)
     verdicts = judge_all(case, found)
     assert all(verdict.holds for verdict in verdicts), "\n".join(map(str, verdicts))
-    if case.stages:
+    if case.stages or not (case.padded or case.family == "whisper"):  # whose fixed positions count as learning
         moved_as_predicted(inputs, found)
 
 

@@ -62,16 +62,19 @@ Messages = Counter[tuple[str, int]]
 
 
 class CountMessages(CountCollectives):
-    """Notes messages between two ranks of the default group apart, by their peers: those of a pipeline."""
+    """Notes messages between two ranks of the default group apart, by their peers: those of a pipeline, where the plan
+    has stages.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, stages: bool) -> None:
         super().__init__()
         self.messages: Messages = Counter()
+        self._stages = stages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note a message, or leave the rest, a ring's messages too, to what counts collectives."""
         name = func._overloadpacket.__name__ if func.namespace == "c10d" else ""
-        if name in ("send", "recv_") and _of_all(args[1]):
+        if self._stages and name in ("send", "recv_") and _of_all(args[1]):
             self.messages[name, args[2]] += sum(tensor.nbytes for tensor in _tensors(args[0]))
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
