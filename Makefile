@@ -12,6 +12,8 @@ export TORCH
 
 RUN := .venv/bin/python -m
 PIP := -m pip install -qq --no-input --disable-pip-version-check
+# One more than cores: processes of a test wait for each other.
+AT_ONCE = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 WANTED := pyproject.toml constraints.txt src/meshwright/version.py
 
 .DEFAULT_GOAL := help
@@ -27,10 +29,10 @@ accuracy: .venv/.stamp ## the tables of docs/accuracy.md, from the measurements 
 	@$(RUN) meshwright validate --docs docs/accuracy.md
 
 test: lint .venv-base/.stamp ## lint, then the whole test suite
-	@$(RUN) pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(RUN) pytest -n $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 hunt: .venv/.stamp ## every property test with examples that no run has drawn; what fails is kept in .hypothesis
-	@$(RUN) pytest -n logical --maxprocesses 4 --hypothesis-profile hunt -m hypothesis
+	@$(RUN) pytest -n $(AT_ONCE) --hypothesis-profile hunt -m hypothesis
 
 parity: .venv/.stamp ## many processes against one, all plans of the array; CASE=NAME runs one; writes docs/parity.md
 	@$(RUN) tests.parity.run $(if $(CASE),--case $(CASE))

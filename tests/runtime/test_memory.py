@@ -76,8 +76,7 @@ def _expected(asked: Inputs) -> float:
         return estimate_plan(asked).memory_peak_bytes
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("role", ["dp", "dp/zero3", "tp"])
+@pytest.mark.parametrize(("role", "micro_batches"), [("dp", 2), ("dp/zero3", 1), ("dp/zero3", 2), ("tp", 2)])
 def test_the_peak_is_what_the_allocator_notes(pool: WorkerPool, role: str, micro_batches: int) -> None:
     asked = inputs(
         llama(**SIZES),

@@ -21,12 +21,15 @@ from meshwright.train.launch import WorkerPool
 from tests.train.exchange import PLANS, exchange, started
 from tests.train.small import job_of, run_of, saved
 
+TODAY = date.today().toordinal()
+"""Which plans, and which of them reads whose checkpoint; all pairs at once: make exchange."""
+
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("model", "optimizer", "plans"),
     [
-        ("llama", "adamw", PLANS),
+        ("llama", "adamw", dict(list(PLANS.items())[TODAY % 2 :: 2])),
         ("gpt2", "muon", dict.fromkeys(("tensor", "zero3", "pipeline"), 4)),
         ("llama", "adafactor", dict.fromkeys(("zero3", "tensor"), 4)),
     ],
@@ -34,8 +37,7 @@ from tests.train.small import job_of, run_of, saved
 def test_each_of_unlike_plans_reads_what_another_wrote_bit_for_bit(
     pool: WorkerPool, tmp_path: Path, model: str, optimizer: str, plans: dict[str, int]
 ) -> None:
-    names, offset = list(plans), 1 + date.today().toordinal() % (len(plans) - 1)
-    # Another one each day, so that all pairs come in turn; all at once: python -m tests.train.exchange.
+    names, offset = list(plans), 1 + TODAY % (len(plans) - 1)
     sources = {name: [names[(place + offset) % len(names)]] for place, name in enumerate(names)}
     wrong = exchange(plans, sources, tmp_path, pool, model=model, optimizer={"name": optimizer})
     assert not wrong, wrong[:3]

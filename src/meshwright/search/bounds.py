@@ -31,12 +31,15 @@ def one_f_one_b_bound(both: ArrayLike, ratio: ArrayLike, stages: int, micro_batc
 
     >>> round(float(one_f_one_b_bound(4.0, 0.0, stages=4, micro_batches=8)), 6)
     11.0
+    >>> float(one_f_one_b_bound(4.0, 1.0, stages=4, micro_batches=3))
+    4.0
     """
     whole, rest = np.asarray(both, dtype=float), micro_batches - 1
     if rest == 0:
         return whole
     waited = np.minimum(stages - 1 - np.arange(stages), rest)
-    found: Floats = whole + whole / (1 / (rest - np.asarray(ratio)[..., None] * waited)).sum(axis=-1)
+    with np.errstate(divide="ignore"):  # where a stage may wait for all that it takes, nothing is known but `both`
+        found: Floats = whole + whole / (1 / (rest - np.asarray(ratio)[..., None] * waited)).sum(axis=-1)
     return found
 
 

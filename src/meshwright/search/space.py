@@ -29,7 +29,9 @@ SHORTEST = 256
 _WORTH_A_TURN = 0.04
 """Interleaving is tried where 1f1b waits for more than this share of a step."""
 MOST_POSITIONS = 2**15
-"""Of a micro-batch on one rank, where a sample is shorter: longer products are no faster, and fill memory."""
+"""Of a micro-batch on one rank, where a sample is shorter: longer products are no faster, and fill memory. A batch that
+is one micro-batch may have twice as many: nothing is gathered, nor added up, a second time.
+"""
 V_SHAPED = ("zbv", "dualpipev")
 
 
@@ -140,7 +142,9 @@ def _samples(problem: Problem, dp: int, cuts: int) -> list[int]:
     if problem.only is not None:
         return _degrees(per_rank, None)
     free = all(wishes.fixed(name) is None for name in ("dp", "cp", "ulysses"))
-    found = _degrees(per_rank, None, most=max(1, MOST_POSITIONS // _longest(problem)))
+    most = max(1, MOST_POSITIONS // _longest(problem))
+    found = _degrees(per_rank, None, most=most)
+    found += [per_rank] if most < per_rank <= 2 * most else []
     return [count for count in found if math.gcd(count, cuts) == 1] if free else found
 
 
