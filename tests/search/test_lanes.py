@@ -1,9 +1,8 @@
 """What processes share of a search: the answer is one process's, and nothing is left behind."""
 
-import multiprocessing
-import os
-import signal
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -33,37 +32,45 @@ def told(answer: Answer) -> tuple[object, ...]:
     return answer.plan, answer.bound, families, answer.simulated, answer.front
 
 
-def test_the_answer_is_the_same_however_many_processes_share_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = []
-    begin = lanes._Other.begin
-    monkeypatch.setattr(lanes._Other, "begin", lambda self, best: (begun.append(self), begin(self, best))[1])
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The processes that searches began beside this one, all of which are to be gone in the end."""
+    begun: list[Any] = []
+    begin = lanes._Other.__init__
+
+    def noted(self: Any, own: list[Any]) -> None:
+        begin(self, own)
+        begun.append(self._process)
+
+    monkeypatch.setattr(lanes._Other, "__init__", noted)
+    yield begun
+    assert not any(each.is_alive() for each in begun)
+
+
+def test_the_answer_is_the_same_however_many_processes_share_the_search(others: list[Any]) -> None:
     alone = told(Search(shared(1)).run())
-    assert begun == []
+    assert others == []
     for processes in (2, 3):
         assert told(Search(shared(processes)).run()) == alone
-        assert len({id(each) for each in begun}) == processes - 1
-        begun.clear()
-    assert multiprocessing.active_children() == []
+        assert len(others) == processes - 1
+        others.clear()
 
 
-def test_ctrl_c_ends_the_other_processes_and_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(now: Progress) -> None:
-        if multiprocessing.active_children():
+def test_ctrl_c_ends_the_other_processes_and_keeps_the_best(others: list[Any]) -> None:
+    def interrupt(_: Progress) -> None:
+        if others:
             raise KeyboardInterrupt
 
     answer = Search(shared(2), progress=interrupt).run()
     assert answer.stopped == "Ctrl-C"
     assert answer.estimate.fits
     assert answer.bound <= Search(shared(1)).run().estimate.step_time_s
-    assert multiprocessing.active_children() == []
 
 
-def test_a_process_that_is_killed_is_said_and_leaves_no_other() -> None:
+def test_a_process_that_is_killed_is_said_and_leaves_no_other(others: list[Any]) -> None:
     def kill(_: Progress) -> None:
-        for child in multiprocessing.active_children():
-            assert child.pid is not None
-            os.kill(child.pid, signal.SIGKILL)
+        for each in others:
+            each.kill()
 
     with pytest.raises(MeshwrightError, match="a process of the search has died; search with --processes 1"):
         Search(shared(3), progress=kill).run()
-    assert multiprocessing.active_children() == []

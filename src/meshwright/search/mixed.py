@@ -38,6 +38,20 @@ class Taken(NamedTuple):
     bytes: Bytes
 
 
+class Exposed(NamedTuple):
+    """How much of the reduction of gradients a step waits for: of a layer that reads no other, and of the rest."""
+
+    first: float
+    others: float
+
+    def of(self, layer: Layer) -> float:
+        """Of a layer."""
+        return self.others if layer.reads else self.first
+
+
+_EXPOSED = (Exposed(0.0, 0.0), Exposed(1.0, 1.0), Exposed(1.0, 0.0))
+
+
 class _Labels(NamedTuple):
     """Ways up to a group of layers that end with one division: (seconds of a step, bytes), and the options so far."""
 
@@ -82,16 +96,17 @@ class Mixer:
 
     def better(self, cuts: Sequence[int], options: Sequence[Option]) -> Iterator[Solution]:
         """Ways to deal options out on the same stages that may be faster than the given one, and fit: where the
-        reduction of gradients at the end of a step hides, and where it does not.
+        reduction of gradients at the end of a step hides, where it does not, and where that of an embedding does not,
+        which comes last.
         """
-        for exposed in (0.0, 1.0):
+        for exposed in _EXPOSED:
             found = list[Option]()
             for stage, (first, after) in enumerate(pairwise(cuts)):
                 found += self._stage(stage, first, after, options[first:after], exposed)
             if tuple(found) != tuple(options):
                 yield Solution(self.bound(cuts, found), tuple(cuts), tuple(found))
 
-    def _stage(self, stage: int, first: int, after: int, known: Sequence[Option], exposed: float) -> Sequence[Option]:
+    def _stage(self, stage: int, first: int, after: int, known: Sequence[Option], exposed: Exposed) -> Sequence[Option]:
         """The fastest way that fits, or the given one."""
         alive, layers = self.flight[stage], self.layers[first:after]
         costs = self._along(layers, known, alive, exposed)
@@ -100,9 +115,9 @@ class Mixer:
         ways = (labels.taken[row] for row in order if labels.costs[row, 0] < costs[0])
         return next((way for way in ways if self.fits(layers, way, alive)), known)
 
-    def _along(self, layers: Sequence[Layer], options: Sequence[Option], alive: float, exposed: float) -> Floats:
+    def _along(self, layers: Sequence[Layer], options: Sequence[Option], alive: float, exposed: Exposed) -> Floats:
         rows = [
-            self._row(self.options(layer)[option], alive, exposed)
+            self._row(self.options(layer)[option], alive, exposed.of(layer))
             for layer, option in zip(layers, options, strict=True)
         ]
         changes = (self.count * sum(each) for each in self._between(layers, options))
@@ -110,10 +125,11 @@ class Mixer:
         return found
 
     def _row(self, taken: Taken, alive: float, exposed: float) -> tuple[float, float]:
-        """Seconds that a layer adds to a step at least, and bytes of its stage."""
+        """Seconds that a layer adds to a step, where a share of its reductions is exposed, and bytes of its stage."""
         (there, back), states = lost_to(taken.seconds, self._contention), taken.bytes.states
         end = taken.seconds.finish + exposed * taken.seconds.reduce
         resting = states.parameters + states.gradients + states.optimizer
+        back += exposed * taken.seconds.backward.reduce
         return self.count * (there + back) + end, resting + alive * taken.bytes.kept.kept
 
     def _between(self, layers: Sequence[Layer], options: Sequence[Option]) -> list[Change]:
@@ -126,7 +142,7 @@ class Mixer:
     def _changed(self, layer: Layer, before: Divides, own: Divides) -> float:
         return self.count * sum(self.changes.into(layer.name, before, own))
 
-    def _through(self, layers: Sequence[Layer], alive: float, exposed: float, most: Floats) -> _Labels:
+    def _through(self, layers: Sequence[Layer], alive: float, exposed: Exposed, most: Floats) -> _Labels:
         """The frontier of a stage, group of equal layers by group, by the division that each ends with."""
         ends: dict[Divides, _Labels] = {}
         for place, (_, run) in enumerate(groupby(layers, self._kind)):
@@ -135,7 +151,7 @@ class Mixer:
             for before, first, last in product(ends or [None], self.divisions, self.divisions):
                 if first != last and len(group) == 1:
                     continue
-                own = self._dealt(group, (first, last), alive, exposed, most)
+                own = self._dealt(group, (first, last), alive, exposed.of(group[0]), most)
                 changed = 0.0 if before is None else self._changed(group[0], before, first)
                 ahead = _Labels(np.zeros((1, 2)), [()]) if place == 0 or before is None else ends[before]
                 found.setdefault(last, []).append(_beside(ahead, own, changed, most))
