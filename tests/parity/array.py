@@ -17,7 +17,7 @@ from meshwright.plan.ranks import format_ranks
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.rules_families import FAMILIES, NETWORK, OWN, Proof
 from meshwright.plan.rules_runtime import PROVEN
-from meshwright.plan.spec import ROLES
+from meshwright.plan.spec import ROLES, Recompute, Save
 from meshwright.recipe.spec import Recipe
 from tests.parity.harness import Case, build, plan_of, recipe_of
 from tests.parity.models import spec_of
@@ -34,11 +34,13 @@ PROOFS: dict[str, Proof] = {
 }
 MEANT = tuple(role for role in ROLES if role != "ep")
 """Roles of models without experts."""
+SAVES = ("matmul", "half-matmul", "qkv", "attention", "collective", "half-matmul attention collective")
+"""Lists of what recompute keeps; the last is torchtitan's."""
 FACTORS: dict[str, tuple[str, ...]] = {
     "first": MEANT,
     "second": MEANT,
     "schedule": (ONE_STAGE, *map(str, PROVEN["plan.schedule"])),
-    "recompute": ("none", "selective", "full"),
+    "recompute": ("none", "selective", "full", *(f"save {words}" for words in SAVES)),
     "family": tuple(PROOFS),
     "processes": ("2", "3", "4", "6", "8"),
 }
@@ -99,7 +101,7 @@ def case_of(row: Row) -> Case | None:
     ranks, layers, random = int(row.processes), spans(row.family), Random(repr(row))
     settings = {"family": row.family, "rows": {}, "mesh": {}, "micro_batches": 4}
     if row.recompute != "none":
-        settings["recompute"] = dict.fromkeys(layers[1:3], row.recompute)
+        settings["recompute"] = dict.fromkeys(layers[1:3], recompute_of(row.recompute))
     beside = random.choice(BESIDE)
     if row.schedule == ONE_STAGE:
         mesh, roles = _mesh(ranks, beside)
@@ -119,6 +121,12 @@ def case_of(row: Row) -> Case | None:
         "schedule": row.schedule,
     }
     return sized(settings | fields, max(sizes), random)
+
+
+def recompute_of(value: str) -> Recompute:
+    """What a row calls a word, or 'save' and the words of its list."""
+    word, *saved = value.split()
+    return Save.model_validate({"save": saved}) if saved else word  # type: ignore[return-value]
 
 
 def _halves(ranks: int, row: Row) -> tuple[int, int] | None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from meshwright.plan.ranks import format_ranks
 from meshwright.plan.rules_runtime import PROVEN
-from meshwright.plan.spec import STATEFUL, STATES
-from tests.parity.array import CUTS, HER_NETWORK, OF_HER_OWN, PROOFS, SEED, refusals, sized, spans
+from meshwright.plan.spec import STATEFUL, STATES, Recompute
+from tests.parity.array import CUTS, HER_NETWORK, OF_HER_OWN, PROOFS, SEED, recompute_of, refusals, sized, spans
 from tests.parity.harness import Case
 
 SIZES = (2, 3, 4, 6, 8)
@@ -22,6 +22,8 @@ DIVISIONS: dict[int, tuple[tuple[int, ...], ...]] = {
 """Ranks of a group → the meshes that they can make."""
 UNTIED = ("gpt_neox", "vit", OF_HER_OWN, HER_NETWORK)
 """Families whose models here tie nothing."""
+WORDS = ("matmul", "half-matmul", "qkv", "attention", "collective")
+"""What recompute can keep."""
 SCHEDULES = tuple(map(str, PROVEN["plan.schedule"]))
 
 
@@ -40,7 +42,7 @@ def _draw(random: Random) -> Case:
     family, ranks = random.choice(tuple(PROOFS)), random.choice(SIZES)
     layers = spans(family)
     tied = family not in UNTIED and random.random() < 0.25
-    recompute = {span: random.choice(("none", "none", "selective", "full")) for span in layers[1:3]}
+    recompute = {span: _recompute(random) for span in layers[1:3]}
     settings: dict[str, Any] = {"family": family, "rows": {}, "mesh": {}, "tied": tied, "recompute": recompute}
     if random.random() < 0.4:
         settings |= {"schedule": random.choice(SCHEDULES), "micro_batches": 4}
@@ -62,6 +64,13 @@ def _draw(random: Random) -> Case:
         stages[-1][1]["head"] = stages[0][1]["embed"]
     settings |= {"stages": tuple(stages), "execution": _execution(random, stages)}
     return sized(settings, max(sizes.values()), random)
+
+
+def _recompute(random: Random) -> Recompute:
+    """Nothing as often as the core attention, whole layers or all but some operators."""
+    word = random.choice(("none", "none", "selective", "full", "save", "save"))
+    saved = random.sample(WORDS, random.randint(1, len(WORDS))) if word == "save" else ()
+    return recompute_of(" ".join((word, *saved)))
 
 
 def _cut(layers: tuple[str, ...], stages: int) -> list[tuple[str, ...]]:

@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import meshwright as mw
 import meshwright.runtime.parallelize
-from meshwright.plan.spec import Group, ModelRef, Plan, Role, parse_role
+from meshwright.plan.spec import Group, ModelRef, Plan, Recompute, Role, parse_role
 from meshwright.runtime import randomness
 from meshwright.runtime.precision import kept
 from tests.parity.encoders import FAMILIES as OTHERS
@@ -64,7 +64,7 @@ class Case:
     """Of a pipeline, in place of the mesh: name → devices, mesh."""
     stages: tuple[tuple[str, dict[str, dict[str, str]]], ...] = ()
     """Of a pipeline, in place of the rows: group, rows."""
-    recompute: dict[str, str] = field(default_factory=dict)
+    recompute: dict[str, Recompute] = field(default_factory=dict)
     """Span → what its layers recompute, where that is not nothing."""
     chunks: int = 1
     """Of the loss."""
@@ -186,14 +186,17 @@ def plan_of(case: Case) -> Plan:
 
 
 def _rows(case: Case, rows: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    found = [
-        {"span": span, "roles": roles, "recompute": case.recompute.get(span, "none")} for span, roles in rows.items()
-    ]
+    found = [{"span": span, "roles": roles, "recompute": _recompute(case, span)} for span, roles in rows.items()]
     experts = {span: roles for span, roles in case.experts.items() if span in rows}
     return found + [
-        {"span": span, "part": "experts", "roles": roles, "recompute": case.recompute.get(span, "none")}
+        {"span": span, "part": "experts", "roles": roles, "recompute": _recompute(case, span)}
         for span, roles in experts.items()
     ]
+
+
+def _recompute(case: Case, span: str) -> Any:
+    how = case.recompute.get(span, "none")
+    return how if isinstance(how, str) else how.as_data()
 
 
 def recipe_of(case: Case) -> Any:

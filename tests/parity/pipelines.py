@@ -1,7 +1,8 @@
 """The cases that pipelines and recompute are proven with, on four processes."""
 
-from typing import Any
+from typing import Any, Literal
 
+from meshwright.plan.spec import Save
 from tests.parity.cases import SQUARE, uniform
 from tests.parity.harness import Case
 
@@ -21,6 +22,14 @@ CUTS = {
     4: ("embed decoder.0", "decoder.1", "decoder.2", "decoder.3 head"),
 }
 """Number of stages → the layers of each, where they are even."""
+
+
+Word = Literal["matmul", "half-matmul", "qkv", "attention", "collective"]
+
+
+def save(*words: Word) -> Save:
+    """Recompute all but what these put out."""
+    return Save(save=words)
 
 
 def staged(on: str, roles: Any, *cut: str) -> tuple[tuple[str, Rows], ...]:
@@ -110,7 +119,52 @@ PIPELINES: dict[str, Case] = {
 }
 """Stages on groups; unlike cuts, meshes, states and schedules."""
 
+SAVES: dict[str, Case] = {
+    "save matrices, tp": on_groups("ab", TWO, TP, **GPT2, recompute={"decoder.0-1": save("matmul")}),
+    "save half, attention and sums, tp+sp": _rows(
+        ("a", uniform(node="dp/zero3", gpu="tp+sp")),
+        groups=ONE,
+        **GPT2,
+        recompute={"decoder.0-3": save("half-matmul", "attention", "collective")},
+    ),
+    "save sums, both kinds of tensor ranks": _rows(
+        ("a", uniform(node="tp", gpu="tp+sp")), groups=ONE, **GPT2, recompute={"decoder.0-3": save("collective")}
+    ),
+    "save queries, keys and values, zero3": _rows(
+        ("a", uniform(node="dp/zero3", gpu="dp/zero3")),
+        groups=ONE,
+        micro_batches=2,
+        recompute={"decoder.0-3": save("qkv")},
+    ),
+    "save all, interleaved, tp tied": on_groups(
+        "abab",
+        TWO,
+        TP,
+        **TIED,
+        schedule="interleaved",
+        recompute=dict.fromkeys(("decoder.0", "decoder.1"), save("matmul", "attention", "collective")),
+    ),
+    "save a ring's attention, dropped, 1f1b": on_groups(
+        "ab",
+        TWO,
+        {"a": CP, "b": ULYSSES},
+        **GPT2,
+        attention_dropout=0.2,
+        padded=True,
+        micro_batches=2,
+        recompute={"decoder.0-1": save("qkv", "attention"), "decoder.2-3": save("matmul", "attention")},
+    ),
+    "save unlike things beside a ring and ulysses": on_groups(
+        "ab",
+        TWO,
+        {"a": CP, "b": ULYSSES},
+        recompute={"decoder.0-1": save("half-matmul"), "decoder.2-3": save("half-matmul", "attention")},
+    ),
+}
+"""What forward keeps by name."""
+
 RECOMPUTE: dict[str, Case] = {
+    **SAVES,
     "full, zero3 and tp": _rows(("a", BOTH), groups=ONE, **GPT2, recompute={"decoder.0-3": "full"}),
     "selective, dp and tp": _rows(
         ("a", uniform(node="dp", gpu="tp")), groups=ONE, recompute={"decoder.0-3": "selective"}, padded=True

@@ -164,7 +164,7 @@ CASES = [
         "runtime-own-core",
         {"model": data_of(_own()), "plan/stages/0/layers/1/recompute": "selective"},
         "stages.0.layers.1 (decoder.0-1)",
-        "the runtime finds no core attention in a traced model to compute again",
+        "the runtime finds no core attention in a traced model to compute again or to keep",
         "write 'recompute: full'",
         {"plan/stages/0/layers/1/recompute": "full"},
     ),

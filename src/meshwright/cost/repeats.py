@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from meshwright.cost.kernels import KernelSet
 from meshwright.cost.shares import Share, elements
 from meshwright.cost.uses import Storage, Use
+from meshwright.model.cuts import makes_heads
 from meshwright.model.operators import (
     Activation,
     Attention,
@@ -19,9 +20,6 @@ from meshwright.model.operators import (
 from meshwright.plan.spec import Recompute, Repeat, Save
 
 _LATENT_TO_HEADS = ("q_b_proj", "kv_b_proj")
-_STREAM_TO_HEADS = frozenset(
-    ("q_proj", "k_proj", "v_proj", "qkv_proj", "qkv", "linear_qkv", "c_attn", "query_key_value", "Wqkv")
-)
 
 
 def is_core(share: Share) -> bool:
@@ -45,11 +43,6 @@ def is_up_projection(share: Share) -> bool:
     return isinstance(share.operator, Linear) and share.operator.path.endswith(_LATENT_TO_HEADS)
 
 
-def makes_heads(share: Share) -> bool:
-    """A matrix that makes queries, keys or values of the stream."""
-    return isinstance(share.operator, Linear) and share.operator.path.rpartition(".")[2] in _STREAM_TO_HEADS
-
-
 REPEATABLE: dict[str, Callable[[Share], bool]] = {
     "norm": is_norm,
     "activation": is_activation,
@@ -67,7 +60,7 @@ def is_repeated(share: Share, recompute: Recompute) -> bool:
     if isinstance(recompute, Save):
         matmul = isinstance(share.operator, Linear | Experts | Router | Convolution)
         saved = "matmul" in recompute.save or ("half-matmul" in recompute.save and share.matrix % 2 == 1)
-        saved |= "qkv" in recompute.save and makes_heads(share)
+        saved |= "qkv" in recompute.save and makes_heads(share.operator)
         return not ((matmul and saved) or (is_core(share) and "attention" in recompute.save))
     return recompute == "full" or (recompute == "selective" and is_core(share))
 

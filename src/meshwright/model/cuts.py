@@ -1,8 +1,12 @@
-"""What tensor parallelism finds in a part: the operators between a matrix that is cut by output and one by input."""
+"""What a part's matrices are to each other: those between which tensor parallelism cuts, those that make heads."""
 
 from collections.abc import Iterable, Iterator
 
 from meshwright.model.operators import Attention, Linear, Operator
+
+_STREAM_TO_HEADS = frozenset(
+    ("q_proj", "k_proj", "v_proj", "qkv_proj", "qkv", "linear_qkv", "c_attn", "query_key_value", "Wqkv")
+)
 
 
 def between_cuts(operators: Iterable[Operator]) -> Iterator[Operator]:
@@ -19,6 +23,11 @@ def between_cuts(operators: Iterable[Operator]) -> Iterator[Operator]:
         if inside and split is None:
             yield operator
         inside = split == "column" if split else inside
+
+
+def makes_heads(operator: Operator) -> bool:
+    """Whether it is a matrix that makes queries, keys or values of the stream, by its name."""
+    return isinstance(operator, Linear) and operator.path.rpartition(".")[2] in _STREAM_TO_HEADS
 
 
 def fuses_heads(operators: Iterable[Operator]) -> bool:

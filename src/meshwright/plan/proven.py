@@ -15,6 +15,7 @@ from meshwright.plan.rule import Finding, Inputs, Rule, found
 from meshwright.plan.rules_families import NETWORK, OWN, proof_of
 from meshwright.plan.rules_runtime import RUNTIME_RULES
 from meshwright.plan.sites import Site
+from meshwright.plan.spec import Recompute, Save
 
 TABLE = Path(__file__).with_name("proven.json")
 
@@ -55,13 +56,19 @@ def pairs_of(inputs: Inputs) -> Iterator[tuple[Site, Pair]]:
 
 
 def _facts(inputs: Inputs, site: Site) -> list[list[Fact]]:
-    plan, recompute = inputs.plan, site.row.recompute
+    plan = inputs.plan
     return [
         [Fact("role", role) for role in _roles(site)],
         [Fact("schedule", plan.schedule if len(plan.stages) > 1 else "one stage")],
-        [Fact("recompute", recompute)] if isinstance(recompute, str) else [],
+        [Fact("recompute", word) for word in _recomputes(site.row.recompute)],
         [Fact("family", _family(inputs))],
     ]
+
+
+def _recomputes(recompute: Recompute) -> list[str]:
+    if isinstance(recompute, str):
+        return [recompute]
+    return [f"save {word}" for word in recompute.save] if isinstance(recompute, Save) else []
 
 
 def _family(inputs: Inputs) -> str:

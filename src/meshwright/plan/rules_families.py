@@ -170,7 +170,7 @@ def _statistics_twice(inputs: Inputs) -> Iterator[Finding]:
 
 def _own_core(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites if proof_of(inputs.model) is OWN else ():
-        if site.row.recompute == "selective":
+        if site.row.singles_out_attention:
             yield found(site.where)
 
 
@@ -228,7 +228,7 @@ FAMILY_RULES: tuple[Rule, ...] = (
         "runtime-own-core",
         "runtime",
         _own_core,
-        "the runtime finds no core attention in a traced model to compute again",
+        "the runtime finds no core attention in a traced model to compute again or to keep",
         "write 'recompute: full'",
     ),
     Rule(

@@ -12,7 +12,7 @@ from meshwright.plan.rules_families import FAMILIES, FAMILY_RULES
 from meshwright.plan.rules_losses import LOSS_RULES
 from meshwright.plan.rules_sides import SIDE_RULES
 from meshwright.plan.sites import Site
-from meshwright.plan.spec import STATES, Offload, Save
+from meshwright.plan.spec import STATES, Offload, Repeat, Save
 from meshwright.plan.words import Schedule
 
 PROVEN_SPLITS = FAMILIES["llama"].splits
@@ -101,7 +101,7 @@ def _sharded_halves(inputs: Inputs) -> Iterator[Finding]:
 
 def _recomputed_halves(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites if inputs.plan.schedule in _HALVES else ():
-        if site.row.recompute == "full":
+        if site.row.runs_again:
             yield found(site.where, schedule=inputs.plan.schedule)
 
 
@@ -130,19 +130,33 @@ def _experts_recompute(inputs: Inputs) -> Iterator[Finding]:
 
 def _recompute(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites:
-        if isinstance(site.row.recompute, Save):
+        if isinstance(site.row.recompute, Repeat):
             yield found(site.where)
+
+
+def _kept_unlike(inputs: Inputs) -> Iterator[Finding]:
+    """Words of `save` by which the runtime would keep or move something else than is estimated."""
+    for site in inputs.sites:
+        save = site.row.recompute.save if isinstance(site.row.recompute, Save) else ()
+        if save and any(part.experts for held in site.held for part in held.stack.parts):
+            yield found(site.where, word=save[0], beside="routed experts", fix="write 'recompute: full'")
+        if "attention" in save and any(core.relative for held in site.held for core in held.attentions):
+            yield found(site.where, word="attention", beside="biases by distance", fix="leave it out")
+        if "collective" in save and site.ways("ulysses") > 1:
+            yield found(site.where, word="collective", beside="'ulysses'", fix="leave it out")
+        if "collective" in save and "attention" not in save and site.ways("cp") > 1:
+            yield found(site.where, word="collective", beside="'cp' alone", fix="add 'attention', or leave it out")
 
 
 def _several_modules(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites:
-        if site.row.recompute == "full" and any(len(held.stack.modules) > 1 for held in site.held):
+        if site.row.runs_again and any(len(held.stack.modules) > 1 for held in site.held):
             yield found(site.where, span=site.row.span)
 
 
 def _core_of_eager(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites if inputs.plan.execution.kernels == "hf-eager" else ():
-        if site.row.recompute == "selective":
+        if site.row.singles_out_attention:
             yield found(site.where)
 
 
@@ -234,8 +248,15 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         "runtime-recompute",
         "runtime",
         _recompute,
-        "the runtime does not recompute all but what some operators put out yet",
+        "the runtime does not recompute what some operators put out and keep the rest yet",
         "write 'recompute: full'",
+    ),
+    Rule(
+        "runtime-recompute-save",
+        "runtime",
+        _kept_unlike,
+        "the runtime does not keep what 'save: {word}' names beside {beside} yet",
+        "{fix}",
     ),
     Rule(
         "runtime-recompute-modules",
@@ -248,7 +269,7 @@ RUNTIME_RULES: tuple[Rule, ...] = (
         "runtime-recompute-core",
         "runtime",
         _core_of_eager,
-        "the runtime recomputes a core attention that is one function, and that of 'hf-eager' is several",
+        "the runtime recomputes or keeps a core attention that is one function, and that of 'hf-eager' is several",
         "write 'recompute: full', or build the model with attn_implementation='sdpa' and write 'kernels: hf-sdpa'",
     ),
     Rule(

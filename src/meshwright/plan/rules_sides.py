@@ -38,7 +38,7 @@ def _cut_sides(inputs: Inputs) -> Iterator[Finding]:
 
 def _core_that_drops(inputs: Inputs) -> Iterator[Finding]:
     for site in inputs.sites if inputs.model.attention_dropout and not inputs.model.is_causal else ():
-        if site.row.recompute == "selective":
+        if site.row.singles_out_attention:
             yield found(site.where)
 
 

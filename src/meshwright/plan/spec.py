@@ -155,6 +155,18 @@ class Row(Record):
         """The state of its parameters: the one that its axes carry."""
         return next((role.state for role in self.roles.values() if role.state), None)
 
+    @property
+    def runs_again(self) -> bool:
+        """Whether backward runs its layers once more, but for what they keep."""
+        return self.recompute == "full" or isinstance(self.recompute, Save)
+
+    @property
+    def singles_out_attention(self) -> bool:
+        """Whether the core attention alone is computed again, or kept where others are."""
+        return self.recompute == "selective" or (
+            isinstance(self.recompute, Save) and "attention" in self.recompute.save
+        )
+
     def axes(self, *splits: str) -> tuple[str, ...]:
         """The axes that have one of these splits, in the order of the row."""
         return tuple(axis for axis, role in self.roles.items() if role.split in splits)

@@ -73,7 +73,8 @@ class Core:
             return _whole((query, key, value), scale, mask, self.sequence.at_attention(self.placed))
         draw = Draw(dropout, self.counter.key(self.site), *self._first(query), query.shape[1] * self._head_ranks)
         around = Ring(ring, self.sequence.around_the_ring(self.placed), scale, mask, draw if dropout else None)
-        return attend_around(query, key, value, around)
+        out, _ = attend_around(query, key, value, around)
+        return out
 
     def _first(self, query: Tensor) -> tuple[int, int]:
         """The first sample and head at hand."""

@@ -88,7 +88,7 @@ def parallelize(module: nn.Module, inputs: Inputs) -> ParallelModel:
         _follow_the_sequence(module, place, sequence, counter)
     draw_dropout(module, place, sequence, counter)
     _share_statistics(module, place)
-    _recompute(module, place)
+    on_every_rank(partial(_recompute, module, place), device)
     loss = head_loss(module, place)
     layouts = _layouts(place, names, {name: cuts.get(id(each)) for name, each in module.named_parameters()})
     builder.lay_out(module, layouts)
@@ -128,11 +128,11 @@ def _check_attention(module: nn.Module, place: Place) -> None:
     samples.
     """
     kind = getattr(getattr(module, "config", None), "_attn_implementation", None)
-    core = next((placed.layer for placed in place.placed if placed.row.recompute == "selective"), None)
+    core = next((placed.layer for placed in place.placed if placed.row.singles_out_attention), None)
     if core is not None and kind != "sdpa":
         raise PlanError(
-            f"'{core}' recomputes its core attention, which attention '{kind}' does not have as one function; build "
-            "the model with attn_implementation='sdpa', or write 'recompute: full'"
+            f"'{core}' recomputes or keeps its core attention, which attention '{kind}' does not have as one function; "
+            "build the model with attn_implementation='sdpa', or write 'recompute: full'"
         )
     unlike = place.unlike_the_first
     attends = any(place.inputs.model.attentions(placed.layer) for placed in place.placed)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import wrap_torch_function
 
 from meshwright.runtime.mesh import Peers
 from meshwright.runtime.randomness import kept_at, places_of
@@ -33,6 +34,10 @@ class Draw(NamedTuple):
         return kept_at(places, self.probability, self.key)
 
 
+Attended = tuple[Tensor, Tensor]
+"""Of each query the mean of the values that it saw, and the logarithm of its softmax's sum."""
+
+
 class Ring(NamedTuple):
     """Who takes part, and what each of them holds."""
 
@@ -43,6 +48,8 @@ class Ring(NamedTuple):
     mask: Tensor | None
     """[samples, all positions] True where a token is real."""
     draw: Draw | None
+    known: Attended | None = None
+    """What need not be computed anew."""
 
     @property
     def place(self) -> int:
@@ -55,23 +62,22 @@ class Ring(NamedTuple):
         return sum(len(each) for each in self.positions)
 
 
-def attend_around(query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Tensor:
-    """[samples, heads, this rank's positions, width] each → the same of values. KV heads may be fewer."""
+@wrap_torch_function(lambda query, key, value, ring: (query, key, value))
+def attend_around(query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Attended:
+    """[samples, heads, this rank's positions, width] each → the same of values, and [samples, heads, positions] sums.
+    KV heads may be fewer.
+    """
     return _Around.apply(query, key, value, ring)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Around(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Tensor:
-        out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
-        sums = query.new_full(query.shape[:-1], -torch.inf)
-        for source, (keys, values) in _travelling(key, value, ring):
-            for pair in _pairs(ring, source):
-                part, part_sums = _part(query, keys, values, pair, ring)
-                _merge(out[:, :, pair.queries], sums[:, :, pair.queries], part, part_sums)
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Attended:
+        out, sums = ring.known or _attended(query, key, value, ring)
         ctx.save_for_backward(query, key, value, out, sums)
+        ctx.mark_non_differentiable(sums)
         ctx.ring = ring
-        return out
+        return out, sums
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
@@ -88,6 +94,16 @@ class _Around(torch.autograd.Function):
             sent = None if own else _Sent(there, ring)
         found = [mine.add_(theirs) for mine, theirs in zip(ours[1:], _gradients_of(sent, ours[1:]), strict=True)]
         return ours[0], found[0], found[1], None
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Attended:
+    out = query.new_zeros((*query.shape[:-1], value.shape[-1]))
+    sums = query.new_full(query.shape[:-1], -torch.inf)
+    for source, (keys, values) in _travelling(key, value, ring):
+        for pair in _pairs(ring, source):
+            part, part_sums = _part(query, keys, values, pair, ring)
+            _merge(out[:, :, pair.queries], sums[:, :, pair.queries], part, part_sums)
+    return out, sums
 
 
 def _gradients_of(sent: "_Sent | None", like: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

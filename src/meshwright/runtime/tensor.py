@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import wrap_torch_function
 
 from meshwright.runtime.mesh import Peers
 
@@ -95,6 +96,7 @@ class TensorRanks:
         x = gather_in(x, self.scattered) if self.scattered else x
         return copy_in(x, self.plain) if self.plain else x
 
+    @wrap_torch_function(lambda self, x: (x,))
     def leave(self, x: Tensor) -> Tensor:
         """What each rank computed a part of, as it leaves a split block."""
         x = reduce_out(x, self.plain) if self.plain else x

@@ -19,6 +19,7 @@ __all__ = [
     "multiply_all",
     "norms_of",
     "storage_of",
+    "writes_of",
     "written_by",
 ]
 WeightsHalf = list[dict[str, Any]]
@@ -57,6 +58,12 @@ def storage_of(tensor: Tensor) -> int:
     """The number of a tensor's storage, as long as that lives; on meta too, where data pointers are all zero."""
     number: int = tensor.untyped_storage()._cdata
     return number
+
+
+def writes_of(tensor: Tensor) -> int:
+    """How often its values were written in place, by whatever name they have."""
+    count: int = tensor._version
+    return count
 
 
 def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
