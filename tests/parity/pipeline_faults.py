@@ -1,5 +1,6 @@
 """Faults to plant into pipelines, each a mistake that was made somewhere by somebody."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from meshwright.runtime import border, gradients, parallel_model, pipeline
+from meshwright.runtime import border, gradients, parallel_model, pipeline, recompute
 from meshwright.runtime.pipeline import _UnderWay
 from meshwright.runtime.sequence import Sequence
 from meshwright.runtime.stage import StageModule
@@ -136,4 +137,25 @@ def recomputed_with_another_mask() -> Iterator[None]:
         backward(self, stage, number)
 
     with mock.patch.object(_UnderWay, "_backward", drawn):
+        yield
+
+
+@contextmanager
+def kept_of_another_micro_batch() -> Iterator[None]:
+    """A layer keeps what an operator put out of the first micro-batch, for all of them."""
+    contexts, first = recompute._contexts, dict[tuple[object, int], tuple[Tensor, ...]]()
+    note, calls = recompute._Saving._note, Counter[object]()
+
+    def started(parameter: Any, save: frozenset[str]) -> Any:
+        forward, again = contexts(parameter, save)
+        vars(forward)["layer"], calls[id(parameter)] = id(parameter), 0
+        return forward, again
+
+    def stale(self: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        place = self.layer, calls[self.layer]
+        calls[self.layer] += 1
+        note(self, first.setdefault(place, tensors))
+        return tensors
+
+    with mock.patch.object(recompute, "_contexts", started), mock.patch.object(recompute._Saving, "_note", stale):
         yield

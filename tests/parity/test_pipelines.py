@@ -27,6 +27,17 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
     "a last micro-batch that nobody is told of": (faults.never_the_last, "1f1b, zero2 tied", "gradient"),
     "weights' half of a backward left out": (faults.weights_half_left_out, "zbv, tied", "gradient"),
     "another mask when recomputing": (faults.recomputed_with_another_mask, "full, zero3 and tp", "gradient"),
+    "another mask beside what was kept": (faults.recomputed_with_another_mask, "save matrices, tp", "gradient"),
+    "kept sums of another micro-batch": (
+        faults.kept_of_another_micro_batch,
+        "save half, attention and sums, tp+sp",
+        "gradient",
+    ),
+    "a ring's attention of another micro-batch": (
+        faults.kept_of_another_micro_batch,
+        "save a ring's attention, dropped, 1f1b",
+        "gradient",
+    ),
 }
 """Each with a case that holds without it, and the quantity that it spoils."""
 
