@@ -1,6 +1,6 @@
 """Faults to plant into pipelines, each a mistake that was made somewhere by somebody."""
 
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -140,22 +140,31 @@ def recomputed_with_another_mask() -> Iterator[None]:
         yield
 
 
+class _OfTheFirst(deque[Any]):
+    """What a call of a layer keeps: the tensors of its first call."""
+
+    def __init__(self, first: list[Any]) -> None:
+        super().__init__()
+        self._first, self._place = first, 0
+
+    def append(self, item: Any) -> None:
+        """Keep another."""
+        if isinstance(item, Tensor | tuple):
+            self._first += [item] * (self._place == len(self._first))
+            item, self._place = self._first[self._place], self._place + 1
+        super().append(item)
+
+
 @contextmanager
 def kept_of_another_micro_batch() -> Iterator[None]:
-    """A layer keeps what an operator put out of the first micro-batch, for all of them."""
-    contexts, first = recompute._contexts, dict[tuple[object, int], tuple[Tensor, ...]]()
-    note, calls = recompute._Saving._note, Counter[object]()
+    """A layer keeps what sums and rings put out of the first micro-batch, for all of them."""
+    contexts, first = recompute._contexts, defaultdict[int, list[Any]](list)
 
     def started(parameter: Any, save: frozenset[str]) -> Any:
-        forward, again = contexts(parameter, save)
-        vars(forward)["layer"], calls[id(parameter)] = id(parameter), 0
-        return forward, again
+        outputs = recompute._Outputs()
+        outputs.kept = _OfTheFirst(first[id(parameter)])
+        with mock.patch.object(recompute, "_Outputs", return_value=outputs):
+            return contexts(parameter, save)
 
-    def stale(self: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        place = self.layer, calls[self.layer]
-        calls[self.layer] += 1
-        note(self, first.setdefault(place, tensors))
-        return tensors
-
-    with mock.patch.object(recompute, "_contexts", started), mock.patch.object(recompute._Saving, "_note", stale):
+    with mock.patch.object(recompute, "_contexts", started):
         yield

@@ -131,6 +131,14 @@ CASES = [
     ),
     Case(
         "runtime-recompute-save",
+        {"model/family": "falcon", "plan/stages/0/layers/1/recompute": {"save": ["qkv", "matmul"]}},
+        "stages.0.layers.1 (decoder.0-1)",
+        "the runtime does not keep what 'save: matmul' names beside additions in place yet",
+        "leave it out",
+        {"plan/stages/0/layers/1/recompute": {"save": ["qkv"]}},
+    ),
+    Case(
+        "runtime-recompute-save",
         {
             "plan/stages/0/layers/1/roles/dp": "ulysses",
             "plan/stages/0/layers/1/recompute": {"save": ["attention", "collective"]},

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import meshwright as mw
 from meshwright.cost.activations import layer_activations
@@ -167,6 +168,23 @@ def test_attention_of_several_kernels_is_refused_where_it_is_to_be_kept() -> Non
     module = _built("llama", _save(("attention",)))
     with (
         torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-        pytest.raises(PlanError, match="leave 'attention' out of 'save'"),
+        pytest.raises(PlanError, match="computes attention in several kernels here, which 'save' cannot keep"),
     ):
+        module(_ids())
+
+
+class _Adds(LlamaMLP):
+    """Whose code adds in place to what its last matrix puts out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x)
+        return out.add_(1.0)
+
+
+def test_what_is_kept_and_written_in_place_is_refused() -> None:
+    """The tensor at hand is a view of what the product's kernel put out, with a count of writes of its own."""
+    module = _built("llama", "none")
+    module.model.layers[0].mlp = _Adds(module.config)
+    recompute_layer(module, resolve_model(module.config).by_name["decoder.0"], _save(("matmul",)))
+    with pytest.raises(PlanError, match="writes in place to what an operator put out, which 'save' keeps"):
         module(_ids())

@@ -134,12 +134,19 @@ def _recompute(inputs: Inputs) -> Iterator[Finding]:
             yield found(site.where)
 
 
+_WRITE_IN_PLACE = ("falcon",)
+"""Families whose code in transformers adds in place to what a last matrix puts out."""
+
+
 def _kept_unlike(inputs: Inputs) -> Iterator[Finding]:
     """Words of `save` by which the runtime would keep or move something else than is estimated."""
     for site in inputs.sites:
         save = site.row.recompute.save if isinstance(site.row.recompute, Save) else ()
         if save and any(part.experts for held in site.held for part in held.stack.parts):
             yield found(site.where, word=save[0], beside="routed experts", fix="write 'recompute: full'")
+        written = next((word for word in save if word in ("matmul", "collective")), None)
+        if written and inputs.model.family in _WRITE_IN_PLACE:
+            yield found(site.where, word=written, beside="additions in place", fix="leave it out")
         if "attention" in save and any(core.relative for held in site.held for core in held.attentions):
             yield found(site.where, word="attention", beside="biases by distance", fix="leave it out")
         if "collective" in save and site.ways("ulysses") > 1:

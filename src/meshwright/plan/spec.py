@@ -94,6 +94,10 @@ class Save(Record):
 
     save: tuple[Literal["matmul", "half-matmul", "qkv", "attention", "collective"], ...]
 
+    def __str__(self) -> str:
+        """As a plan writes it."""
+        return f"{{save: [{', '.join(self.save)}]}}"
+
 
 class Repeat(Record):
     """Recompute what these operators put out, and keep the rest: norms, activations, and the matrices that make
@@ -101,6 +105,10 @@ class Repeat(Record):
     """
 
     repeat: Annotated[tuple[Literal["norm", "activation", "up-projection"], ...], Field(min_length=1)]
+
+    def __str__(self) -> str:
+        """As a plan writes it."""
+        return f"{{repeat: [{', '.join(self.repeat)}]}}"
 
 
 Recompute = Literal["none", "full", "selective"] | Save | Repeat

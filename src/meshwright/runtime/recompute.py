@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, wrap_torch_function
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from meshwright.errors import PlanError
@@ -27,9 +28,8 @@ from meshwright.runtime.precision import kept
 from meshwright.runtime.ring import Attended, Ring, attend_around
 from meshwright.runtime.split import common_module
 from meshwright.runtime.tensor import TensorRanks, is_linear
-from meshwright.runtime.torch_private import writes_of
+from meshwright.runtime.torch_private import storage_of, writes_of
 
-_Tensors = TypeVar("_Tensors", bound=tuple[Tensor, ...])
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default)
 _CORES = (
@@ -101,14 +101,39 @@ def _contexts(
     wide = kept(parameter.dtype) if parameter is not None else nullcontext()
     if not save:
         return nullcontext(), wide
-    outputs: deque[Any] = deque()
-    return _Saving(save, outputs, again=False), _both(wide, _Saving(save, outputs, again=True))
+    outputs = _Outputs()
+    forward, again = (_Saving(save, outputs, again=again) for again in (False, True))
+    return _unwritten(outputs, nullcontext(), forward), _unwritten(outputs, wide, again)
+
+
+class _Outputs:
+    """What one call of a layer keeps, in the order of its operators, and those that its code can write to."""
+
+    def __init__(self) -> None:
+        self.kept: deque[Any] = deque()
+        self._handed_out: list[tuple[Tensor, int]] = []
+
+    def hand_out(self, tensor: Tensor) -> None:
+        """Note a tensor whose values are kept, as the layer's code gets it."""
+        self._handed_out.append((tensor.detach(), writes_of(tensor)))
+
+    def check(self) -> None:
+        """Raises PlanError where one has been written in place: what was kept is no longer what an operator put out."""
+        if any(writes_of(tensor) != writes for tensor, writes in self._handed_out):
+            raise PlanError(
+                "the model's code writes in place to what an operator put out, which 'save' keeps; write "
+                "'recompute: full'"
+            )
 
 
 @contextmanager
-def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+def _unwritten(
+    outputs: _Outputs, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
+) -> Iterator[None]:
+    outputs.check()
     with outer, inner:
         yield
+    outputs.check()
 
 
 class _Saving(TorchFunctionMode):
@@ -116,61 +141,62 @@ class _Saving(TorchFunctionMode):
     each takes its own, in the same order.
     """
 
-    def __init__(self, save: frozenset[str], outputs: deque[Any], *, again: bool) -> None:
+    def __init__(self, save: frozenset[str], outputs: _Outputs, *, again: bool) -> None:
         super().__init__()
         self._save, self._outputs, self._again = save, outputs, again
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = partial(func, *args, **(kwargs or {}))
         if func is _product:
-            with self._skipping(_PRODUCTS), self:  # it may end in what leaves the tensor ranks
-                return args[0](*args[1:])
+            return self._of_kernels(_PRODUCTS, partial(self._product, *args))
         if "attention" in self._save and func is functional.scaled_dot_product_attention:
-            with self._skipping(_CORES):
-                return func(*args, **(kwargs or {}))
+            return self._of_kernels(_CORES, call)
         if "attention" in self._save and func is attend_around:
             return self._around(*args)
         if "collective" in self._save and func is TensorRanks.leave:  # nothing of it is wanted by its backward
-            return self._taken()[0].requires_grad_() if self._again else self._note((func(*args),))[0]
-        return func(*args, **(kwargs or {}))
+            return self._outputs.kept.popleft().requires_grad_() if self._again else self._note(call())
+        return call()
+
+    def _product(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with self:  # it may end in what leaves the tensor ranks
+            return forward(x)
 
     def _around(self, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Attended:
         if self._again:
-            return attend_around(query, key, value, ring._replace(known=self._taken()))
-        return self._note(attend_around(query, key, value, ring))
+            return attend_around(query, key, value, ring._replace(known=self._outputs.kept.popleft()))
+        out, sums = attend_around(query, key, value, ring)
+        self._outputs.hand_out(out)
+        self._outputs.kept.append((out.detach(), sums))
+        return out, sums
 
-    def _skipping(self, kernels: tuple[Any, ...]) -> AbstractContextManager[Any]:
-        """In which these kernels run once: what recomputing takes of the first time, it skips."""
-        again: AbstractContextManager[Any] = self._outputs.popleft() if self._again else self._noting(kernels)
-        return again
+    def _note(self, out: Tensor) -> Tensor:
+        self._outputs.hand_out(out)
+        self._outputs.kept.append(out.detach())
+        return out
 
-    @contextmanager
-    def _noting(self, kernels: tuple[Any, ...]) -> Iterator[None]:
-        ran = []
+    def _of_kernels(self, kernels: tuple[Any, ...], call: Callable[[], Tensor]) -> Tensor:
+        """What a call gives in which some of these kernels run: once, since recomputing skips them."""
+        if self._again:
+            with self._outputs.kept.popleft():
+                return call()
+        storages: set[int] = set()
 
-        def policy(_: Any, kernel: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            ran.append(kernel in kernels)
-            return CheckpointPolicy.MUST_SAVE if ran[-1] else CheckpointPolicy.PREFER_RECOMPUTE
+        def policy(ran: Any, kernel: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            if kernel not in kernels:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+            storages.update(storage_of(each) for each in tree_leaves(ran.op_output) if isinstance(each, Tensor))
+            return CheckpointPolicy.MUST_SAVE
 
         first, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
-        self._outputs.append(again)
+        self._outputs.kept.append(again)
         with first:
-            yield
-        if not any(ran):
-            raise PlanError(
-                "recompute keeps what one kernel puts out, and torch computes this one in several; leave "
-                f"'{'attention' if kernels is _CORES else 'matmul'}' out of 'save'"
-            )
-
-    def _note(self, tensors: _Tensors) -> _Tensors:
-        kept = tuple(each.detach() for each in tensors)
-        self._outputs.append((kept, tuple(map(writes_of, kept))))
-        return tensors
-
-    def _taken(self) -> Any:
-        """The next outputs, as `_note` got them."""
-        tensors, writes = self._outputs.popleft()
-        assert tuple(map(writes_of, tensors)) == writes, "written after it was kept"
-        return tensors
+            out = call()
+        if not storages:
+            word = "attention" if kernels is _CORES else "matmul"
+            raise PlanError(f"torch computes {word} in several kernels here, which 'save' cannot keep; leave it out")
+        if storage_of(out) in storages:
+            self._outputs.hand_out(out)
+        return out
 
 
 class _CoreAgain(TorchFunctionMode):
