@@ -1,5 +1,6 @@
 """Pipelines and recompute against one process: the same result, and the bytes that `cost.volumes` says."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from meshwright.plan.rules_runtime import PROVEN, PROVEN_SPLITS, PROVEN_STATES
 from meshwright.train.launch import WorkerPool
 from tests.parity import pipeline_faults as faults
-from tests.parity.harness import Case, Fault, in_float32, many_processes
+from tests.parity.harness import Case, Fault, in_bf16, in_float32, many_processes
 from tests.parity.moved import inputs_of, moved_as_predicted
 from tests.parity.pipelines import PIPELINES, RECOMPUTE
 from tests.parity.verdict import EXACT, judge_all, prove
@@ -62,6 +63,12 @@ def test_many_processes_equal_one_and_move_what_was_predicted(pool: WorkerPool, 
 
 def test_many_processes_equal_one_in_float32(pool: WorkerPool) -> None:
     verdicts = prove(pool, in_float32(replace(CASES["zbv, tied"], dropout=0.0)))
+    assert all(verdict.holds for verdict in verdicts), "\n".join(map(str, verdicts))
+
+
+@pytest.mark.parametrize("narrow", [in_float32, in_bf16])
+def test_outputs_that_are_kept_are_as_good_as_computed_anew(pool: WorkerPool, narrow: Callable[[Case], Case]) -> None:
+    verdicts = prove(pool, narrow(CASES["save half, attention and sums, tp+sp"]))
     assert all(verdict.holds for verdict in verdicts), "\n".join(map(str, verdicts))
 
 

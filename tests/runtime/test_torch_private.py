@@ -3,7 +3,13 @@
 import torch
 from torch import nn
 
-from meshwright.runtime.torch_private import backward_for_input, backward_for_weights, multiply_all, norms_of
+from meshwright.runtime.torch_private import (
+    backward_for_input,
+    backward_for_weights,
+    multiply_all,
+    norms_of,
+    writes_of,
+)
 
 
 def test_the_halves_of_a_backward_are_the_whole_one() -> None:
@@ -31,3 +37,11 @@ def test_many_tensors_are_measured_and_scaled_as_each_by_itself() -> None:
     assert [float(each) for each in norms_of(tensors)] == [6.0, 0.0, 5.0]
     multiply_all(tensors, torch.tensor(0.5))
     assert [each.tolist() for each in tensors] == [[[1.5, 1.5], [1.5, 1.5]], [], [1.5, 2.0]]
+
+
+def test_writes_in_place_are_counted_by_whatever_name() -> None:
+    tensor = torch.zeros(2, 3)
+    alias, copy, before = tensor.detach(), tensor.clone(), writes_of(tensor)
+    tensor.view(3, 2).add_(1.0)
+    assert writes_of(alias) == writes_of(tensor) == before + 1
+    assert writes_of(copy) == before

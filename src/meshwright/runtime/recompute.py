@@ -103,7 +103,7 @@ def _contexts(
         return nullcontext(), wide
     outputs = _Outputs()
     forward, again = (_Saving(save, outputs, again=again) for again in (False, True))
-    return _unwritten(outputs, nullcontext(), forward), _unwritten(outputs, wide, again)
+    return _first(outputs, forward), _again(outputs, wide, again)
 
 
 class _Outputs:
@@ -125,15 +125,24 @@ class _Outputs:
                 "'recompute: full'"
             )
 
+    def take(self) -> Any:
+        """The next."""
+        self._handed_out.clear()
+        return self.kept.popleft()
+
 
 @contextmanager
-def _unwritten(
-    outputs: _Outputs, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
-) -> Iterator[None]:
-    outputs.check()
-    with outer, inner:
+def _first(outputs: _Outputs, saving: AbstractContextManager[Any]) -> Iterator[None]:
+    with saving:
         yield
     outputs.check()
+
+
+@contextmanager
+def _again(outputs: _Outputs, wide: AbstractContextManager[Any], saving: AbstractContextManager[Any]) -> Iterator[None]:
+    outputs.check()  # for what was written after the layer
+    with wide, saving:
+        yield
 
 
 class _Saving(TorchFunctionMode):
@@ -154,7 +163,7 @@ class _Saving(TorchFunctionMode):
         if "attention" in self._save and func is attend_around:
             return self._around(*args)
         if "collective" in self._save and func is TensorRanks.leave:  # nothing of it is wanted by its backward
-            return self._outputs.kept.popleft().requires_grad_() if self._again else self._note(call())
+            return self._outputs.take().requires_grad_() if self._again else self._note(call())
         return call()
 
     def _product(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -163,7 +172,7 @@ class _Saving(TorchFunctionMode):
 
     def _around(self, query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> Attended:
         if self._again:
-            return attend_around(query, key, value, ring._replace(known=self._outputs.kept.popleft()))
+            return attend_around(query, key, value, ring._replace(known=self._outputs.take()))
         out, sums = attend_around(query, key, value, ring)
         self._outputs.hand_out(out)
         self._outputs.kept.append((out.detach(), sums))
@@ -177,7 +186,7 @@ class _Saving(TorchFunctionMode):
     def _of_kernels(self, kernels: tuple[Any, ...], call: Callable[[], Tensor]) -> Tensor:
         """What a call gives in which some of these kernels run: once, since recomputing skips them."""
         if self._again:
-            with self._outputs.kept.popleft():
+            with self._outputs.take():
                 return call()
         storages: set[int] = set()
 
