@@ -1,10 +1,11 @@
 """The search against brute force: every plan of small spaces, written out and estimated one by one."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import combinations, product
-from typing import Any
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+from typing import Any, Literal, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,8 @@ from meshwright.errors import PlanError
 from meshwright.model.spec import ModelSpec
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.spec import Plan
+from meshwright.plan.stage_cut import even_counts, numbered_layers
+from meshwright.plan.words import Schedule
 from meshwright.recipe.spec import Recipe
 from meshwright.search.answer import Answer, fits_within
 from meshwright.search.explain import alternatives
@@ -72,10 +75,10 @@ def deals(total: int, parts: int) -> list[tuple[int, ...]]:
     return [taken for taken in product(range(total + 1), repeat=parts) if sum(taken) == total]
 
 
-def brute(problem: Problem, cluster: str) -> float | None:
+def least(problem: Problem, plans: Iterable[Plan]) -> float | None:
     """The least step time of all plans that fit."""
     best = None
-    for plan in plans(problem.model, cluster, problem.recipe, problem.wishes):
+    for plan in plans:
         inputs = Inputs(plan, problem.model, problem.cluster, problem.recipe)
         if any(each.severity == "error" for each in check_plan(inputs)):
             continue
@@ -108,7 +111,8 @@ def test_small_spaces_have_the_best_of_all_plans(
     forbid = ("cp", "ulysses", "unlike", *recompute)
     wishes = Wishes(gap=0.0, forbid=forbid, memory_limit=limit, schedule="1f1b", time_limit=600.0)
     problem = Problem(model, mw.cluster(cluster), recipe, wishes)
-    best, answer = brute(problem, cluster), searched(problem)
+    best = least(problem, plans(model, cluster, recipe, wishes))
+    answer = searched(problem)
     assert (best is None) == (answer is None)
     if best is not None and answer is not None:
         assert answer.estimate.step_time_s == pytest.approx(best, rel=1e-9)
@@ -116,6 +120,53 @@ def test_small_spaces_have_the_best_of_all_plans(
         loose = Search(problem._replace(wishes=Wishes(forbid=forbid, memory_limit=limit, schedule="1f1b"))).run()
         assert loose.bound <= best * (1 + 1e-9)
         assert loose.estimate.step_time_s <= best * 1.02
+
+
+def piped(problem: Problem, cluster: str, schedule: Schedule, virtual: int) -> Iterator[Plan]:
+    """Every plan of two groups: cuts where a group has one stage, states, micro-batches, and recompute by counts."""
+    model, layers, dp = problem.model, len(numbered_layers(problem.model)), problem.cluster.size // 2
+    stages, states = 2 * virtual, cast(tuple[Literal[0, 1, 2, 3], ...], (0, 1, 2, 3) if dp > 1 else (0,))
+    cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), stages - 1)]
+    sizes = [[b - a for a, b in pairwise(cut)] for cut in cuts] if virtual == 1 else [even_counts(layers, stages)]
+    for count in divisors(problem.recipe.global_batch // dp):
+        for zero, own in product(states, sizes):
+            with suppress(PlanError):  # too few micro-batches
+                plain = mw.uniform_plan(
+                    model, cluster, problem.recipe, pp=2, zero=zero, micro_batches=count, schedule=schedule,
+                    virtual=virtual if schedule == "interleaved" else 1, layers_per_stage=own,
+                )  # fmt: skip
+                yield from recomputed(plain, list(own), problem.wishes.recomputes)
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    schedule=st.sampled_from([("gpipe", 1), ("interleaved", 2), ("zb-h1", 1), ("zbv", 2), ("dualpipev", 2)]),
+    cluster=st.sampled_from(["2xh100", "4xh100"]),
+    limit=st.sampled_from([None, 3.5e9, 4e9, 5e9]),
+)
+def test_every_schedule_has_the_best_of_all_its_plans(
+    schedule: tuple[Schedule, int], cluster: str, limit: float | None
+) -> None:
+    word, virtual = schedule
+    model, recipe = llama(num_hidden_layers=2 + virtual, **SIZES), mw.recipe(global_batch=8, sequence=2048)
+    alone = Wishes(
+        gap=0.0, forbid=("cp", "ulysses", "unlike", "tp"), memory_limit=limit, schedule=word, pp=2, time_limit=600.0,
+        virtual=virtual if word == "interleaved" else None,
+    )  # fmt: skip
+    problem = Problem(model, mw.cluster(cluster), recipe, alone)
+    best, answer = least(problem, piped(problem, cluster, word, virtual)), searched(problem)
+    assert (best is None) == (answer is None)
+    if best is not None and answer is not None:
+        assert answer.estimate.step_time_s == pytest.approx(best, rel=1e-9)
+        loose = Search(problem._replace(wishes=replace(alone, gap=0.01))).run()
+        assert loose.bound <= best * (1 + 1e-9)
+        assert loose.estimate.step_time_s <= best * 1.02
+
+
+def test_a_search_without_a_gap_ends_in_time_where_there_are_too_many_plans() -> None:
+    found = mw.plan(*GIVEN, mw.recipe(global_batch=64, sequence=8192), pp=4, gap=0.0, time_limit=2.0)
+    assert found.estimate.fits
+    assert found.search_s < 10
 
 
 GIVEN = ("llama-3.1-8b", "8xh100")

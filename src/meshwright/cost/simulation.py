@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.order_graph import Graph, graph_of
 from meshwright.cost.overlap import beside
-from meshwright.plan.orders import Integers, Order
+from meshwright.plan.orders import KINDS, Integers, Order
 
 SpanKind = Literal["forward", "backward", "input", "weight", "reduce", "tied", "norm", "optimizer", "update"]
 Floats: TypeAlias = NDArray[np.float64]
@@ -120,6 +120,35 @@ class Timeline:
     def bubble(self) -> float:
         """The share of the step that a group waits, in the mean over groups."""
         return max(0.0, 1 - sum(self.busy) / (len(self.busy) * self.seconds)) if self.seconds else 0.0
+
+    @cached_property
+    def longest(self) -> tuple[int, NDArray[np.int64]]:
+        """The group that ends last, and what it waited for: of the longest chain of actions and messages up to its last
+        action, how many actions each stage has of each kind, [stages, KINDS].
+        """
+        graph, groups = self._graph, range(len(self._graph.actions))
+        over = [self._ends[nodes[-1]] if len(nodes) else 0.0 for nodes in graph.actions]
+        for span in self.finish:
+            over[span.group] = max(over[span.group], span.end)
+        last = max(groups, key=lambda group: over[group])
+        of = np.full((2, len(self._ends)), -1)
+        for order, nodes in zip(graph.orders, graph.actions, strict=True):
+            of[:, nodes] = order.stage, order.kind
+        chain = of[:, self._chain(int(graph.actions[last][-1]))]
+        found = np.zeros((1 + int(of[0].max()), len(KINDS)), dtype=np.int64)
+        np.add.at(found, tuple(chain[:, chain[0] >= 0]), 1)
+        return last, found
+
+    def _chain(self, node: int) -> list[int]:
+        """A node, and back from it always what it waited for last."""
+        before = self._graph.before
+        ends = np.append(self._ends, 0.0)
+        waited = before[ends[before].argmax(axis=0), np.arange(before.shape[1])].tolist()
+        found = list[int]()
+        while node < len(waited):
+            found.append(node)
+            node = waited[node]
+        return found
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:

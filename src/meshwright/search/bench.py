@@ -16,17 +16,19 @@ from meshwright.cost.compute import machines
 from meshwright.cost.flows import Flow
 from meshwright.cost.layer_states import States, layer_states
 from meshwright.cost.layer_times import OneWay, compute_layer, keep_layer
+from meshwright.cost.overlap import MIB
 from meshwright.cost.placement import Placement
 from meshwright.cost.shares import Learning
+from meshwright.cost.volumes import edge_crossing
 from meshwright.cost.wires import Wires
 from meshwright.model.spec import Layer
 from meshwright.plan.stage_cut import numbered_layers
-from meshwright.search.choice import Choice, Option, attends, inputs_of, plain_plan, rows_of
+from meshwright.search.choice import Choice, Option, attends, inputs_of, make_plan, plain_plan, rows_of
 from meshwright.search.passing import Passing
 from meshwright.search.problem import Problem
 
-_MUCH = 2.0**40
-"""Bytes of a collective whose latency does not matter."""
+NO_TIME = (0.0, 0.0)
+"""Of a way that is not there."""
 
 
 class Seconds(NamedTuple):
@@ -37,7 +39,7 @@ class Seconds(NamedTuple):
     weight: float
     """Of backward, the gradients of the weights."""
     reduce: float
-    """Seconds that the gradients take on the links once a step, latency left out."""
+    """Seconds that the gradients take on the links once a step, in full buckets."""
     finish: float
     """Optimizer and gathering of what it changed."""
 
@@ -97,6 +99,24 @@ class Bench:
     def wires(self) -> Wires:
         """Between the ranks of the group."""
         return Wires(self.placement, self.network)
+
+    @cached_property
+    def travel(self) -> "dict[tuple[str, str], tuple[float, float]]":
+        """Seconds that activations of a micro-batch, and their gradients, are on their way from one group to the next;
+        from the last to the first as well, where that could run stages after its own.
+        """
+        degrees, layers = self.choice.degrees, self.problem.model.layers
+        turns = replace(self.choice, schedule="interleaved", virtual=min(2, len(self.body) // degrees.pp))
+        starts = [0, *(self.body[place] for place in range(1, turns.stages)), len(layers)]
+        plan = make_plan(self.problem, turns, starts, [Option(None, "none")] * len(layers))
+        placement = Placement(inputs_of(self.problem, plan), self.calibration)
+        wires, found = Wires(placement, self.network), dict[tuple[str, str], tuple[float, float]]()
+        for edge in placement.edges:
+            source, target = edge.source.group, edge.target.group
+            if source != target and (source, target) not in found:
+                there, back = edge_crossing(placement, edge)
+                found[source, target] = wires.crossing(source, target, there), wires.crossing(target, source, back)
+        return found
 
     @cached_property
     def launch(self) -> float:
@@ -212,7 +232,8 @@ class Bench:
 
     def _streamed(self, flow: Flow) -> float:
         way, ranks = self.wires.way(self.group, flow.axes, TRAFFIC[flow.kind])
-        return flow.times * flow.bytes / _MUCH * seconds(flow.kind, _MUCH, ranks, way)
+        bucket = self.placement.plan.execution.bucket_mib * MIB
+        return flow.times * flow.bytes / bucket * seconds(flow.kind, bucket, ranks, way)
 
 
 def _joined(done: "Computed", kept: Seconds) -> Seconds:

@@ -35,6 +35,17 @@ class Way(NamedTuple):
     """[kinds of the stage, recomputes]"""
 
 
+class Again(NamedTuple):
+    """A layer of a stage under one of its recomputes."""
+
+    seconds: float
+    """What it adds to a backward, as far as it depends on its recompute."""
+    kept: float
+    weights: float
+    again: float
+    """Bytes (`cost.activations`)."""
+
+
 class _Taken(NamedTuple):
     """How layers are taken: seconds of backward, but for what a state adds to all ways alike, and how many layers of
     each kind take each recompute.
@@ -74,6 +85,9 @@ class StageCosts:
         self._seconds: dict[tuple[int, int], Seconds] = {}
         self._held: dict[Counts, Held] = {}
         self._fronts: dict[tuple[int, int, float, bool], Frontier] = {}
+        self._hidden: dict[Counts, float] = {}
+        self._again: dict[tuple[Counts, int], list[Again]] = {}
+        self._stages: dict[tuple[Counts, float, float, float], Frontier] = {}
         self._mixtures: dict[tuple[Counts, float], tuple[Frontier, Knapsack, list[int]]] = {}
         self._ordered = self.kinds == sorted(self.kinds)
         execution, self._contention = bench.problem.wishes.runs, bench.calibration.contention
@@ -152,14 +166,56 @@ class StageCosts:
         unknown = sorted({each for each in alive if each > free and (counts, each) not in self._ways})
         for each, found in zip(unknown, self._every(counts, unknown) if unknown else (), strict=True):
             self._ways[counts, each] = found
-            if found is not None and found.taken == self._fastest(counts).taken:
+            if found is not None and found.taken == self.fastest(counts).taken:
                 self._free[counts] = each  # with less in flight, there is room for the same
-        return [self._fastest(counts) if each <= free else self._ways[counts, each] for each in alive]
+        return [self.fastest(counts) if each <= free else self._ways[counts, each] for each in alive]
 
-    def _fastest(self, counts: Counts) -> Way:
-        """With nothing computed again."""
+    def fastest(self, counts: Counts) -> Way:
+        """A stage with nothing computed again."""
         taken = ((0,) * (len(self.bytes(kind)) - 1) + (count,) for kind, count in counts)
         return self.timed(counts, tuple(chain.from_iterable(taken)))
+
+    def slowest(self, counts: Counts) -> Way:
+        """A stage with as much computed again as can be."""
+        taken = ((count,) + (0,) * (len(self.bytes(kind)) - 1) for kind, count in counts)
+        return self.timed(counts, tuple(chain.from_iterable(taken)))
+
+    def hidden(self, counts: Counts) -> float:
+        """Seconds of recompute that leave the backward of a stage as it is, at most: links or the host take longer."""
+        if counts not in self._hidden:
+            fast, slow = self.fastest(counts), self.slowest(counts)
+            rows = [(count, self.again(counts, kind)) for kind, count in counts]
+            more = sum(count * (own[0].seconds - own[-1].seconds) for count, own in rows)
+            self._hidden[counts] = max(0.0, more - (slow.backward - fast.backward))
+        return self._hidden[counts]
+
+    def again(self, counts: Counts, kind: int) -> list[Again]:
+        """A layer of a kind on a stage under each of its recomputes."""
+        key = counts, kind
+        if key not in self._again:
+            ahead = self._ahead(counts)
+            seconds = [self._backward(self.seconds(kind, place), ahead=ahead) for place in range(len(self.bytes(kind)))]
+            self._again[key] = [
+                Again(time, each.kept.kept, each.kept.weights, each.again)
+                for time, each in zip(seconds, self.bytes(kind), strict=True)
+            ]
+        return self._again[key]
+
+    def front(self, counts: Counts, level: float, held: float, late: float) -> Frontier:
+        """All undominated ways of a stage with recomputed layers up to a size: seconds of backward beyond those of the
+        fastest, and bytes with so many micro-batches in flight, and so many whose weights' gradients are to come.
+        """
+        key = counts, level, held, late
+        if key not in self._stages:
+            found = Frontier(np.zeros((1, 2)), np.zeros((1, 0), dtype=np.int64))
+            for kind, count in counts:
+                rows = self.again(counts, kind)
+                allowed = [place for place, each in enumerate(rows) if each.again <= level]
+                costs = [(each.seconds - rows[-1].seconds, held * each.kept + late * each.weights) for each in rows]
+                ways = repeated(np.array(costs)[allowed], count)
+                found = beside(found, _spread(ways, allowed, len(rows)))
+            self._stages[key] = found
+        return self._stages[key]
 
     def _every(self, counts: Counts, alive: Sequence[float]) -> list[Way | None]:
         """By the largest recomputed layer that is allowed, since it is there once however many are recomputed."""

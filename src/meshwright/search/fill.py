@@ -20,7 +20,7 @@ class Recomputed(NamedTuple):
     seconds: Floats
     """What it adds to a stage's time, more than none."""
     bytes: Floats
-    """What it adds to a stage's memory, more than none."""
+    """What it adds to a stage's memory; less than none where it is taken off others that were counted for more."""
     again: float
     """What is there once where a layer takes it: bytes."""
 
@@ -35,7 +35,7 @@ class Fill:
         for level in {each.again for each in options}:
             allowed = [each for each in options if each.again <= level]
             left = np.maximum(0.0, room - np.maximum(level, once))
-            self._alone += [(1 / each.seconds, left / each.bytes) for each in allowed]
+            self._alone += [(1 / each.seconds, _most(left, each.bytes)) for each in allowed]
             self._both += list(_pairs(allowed, left))
 
     def layers(self, limit: Floats | float) -> Floats:
@@ -53,6 +53,12 @@ class Fill:
             found = np.maximum(found, np.where((first >= 0) & (second >= 0), first + second, 0.0))
         most: Floats = np.maximum(found, 0.0)
         return most
+
+
+def _most(room: Floats, size: Floats) -> Floats:
+    """How many of a size have room."""
+    found: Floats = np.where(size > 0, room / np.where(size > 0, size, 1.0), np.inf)
+    return found
 
 
 def _pairs(options: list[Recomputed], room: Floats) -> Iterator[tuple[Floats, ...]]:

@@ -13,17 +13,18 @@ import numpy as np
 
 from meshwright.cost.calibration import Calibration
 from meshwright.model.spec import Layer
+from meshwright.plan.orders import round_size
 from meshwright.plan.stage_cut import even_counts, numbered_layers
 from meshwright.plan.words import Schedule
 from meshwright.search.benches import Benches
 from meshwright.search.bounds import Floor, alone, one_f_one_b_bound, whole_work
 from meshwright.search.dense import Cuts, Dense, cuts_of
 from meshwright.search.frontier import Bools, Floats, Integers
-from meshwright.search.main_room import MainRoom
+from meshwright.search.main_room import Flight, MainRoom
 from meshwright.search.outline import Facts, Kept, Moved, Numbers, Outline, step_seconds
 from meshwright.search.problem import Problem
 from meshwright.search.space import V_SHAPED, Shape, shapes
-from meshwright.search.stages import in_flight
+from meshwright.search.stages import in_flight, most_in_flight
 
 _PASSING: tuple[Schedule, ...] = ("1f1b", "interleaved")
 """Schedules under which a micro-batch passes all stages there and all the way back."""
@@ -204,10 +205,16 @@ class Ground:
                 limit = limit - shape.micro_batches * numbered * (every - own) - finish * own[0]
             elif shape.pp == 1:
                 limit = limit - finish * number
-        alive = in_flight(schedule, shape.pp, virtual, shape.micro_batches)
         last = 0 if schedule in V_SHAPED else shape.pp - 1
         paced = [np.maximum(each, _TINY) for each in seconds]
-        fill = self._room.fill(shape, self._place[shape], states, paced, alive=alive, last=last)
+        fill = self._room.fill(
+            shape,
+            self._place[shape],
+            states,
+            paced,
+            flight=flight(schedule, shape.pp, virtual, shape.micro_batches),
+            last=last,
+        )
         most = np.floor(fill.layers(np.maximum(limit, 0.0)) / _ROUNDED)
         found: Bools = (most.sum(axis=1) >= needed) & (most >= own).all(axis=1)
         return found
@@ -260,6 +267,16 @@ class Ground:
             every, own = (np.diff(each).reshape(virtual, groups).sum(axis=0) * 1.0 for each in (ends, before))
             self._cuts[key] = every, own
         return self._cuts[key]
+
+
+def flight(schedule: Schedule, groups: int, virtual: int, micro_batches: int) -> Flight:
+    """Micro-batches in flight of a schedule, when there are most. In an interleaved one all stages of a group have
+    gradients then, if a round is left when the most are in flight.
+    """
+    given = schedule, groups, virtual, micro_batches
+    alive, ahead = in_flight(*given), round_size(groups, micro_batches) if schedule == "interleaved" else 0
+    begun = micro_batches >= alive + ahead if ahead else micro_batches > alive
+    return Flight(alive, most_in_flight(*given), begun)
 
 
 def _alike(shapes: Sequence[Shape]) -> dict[Cuts, Integers]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.search.benches import Benches
 from meshwright.search.fill import Fill, Recomputed
-from meshwright.search.frontier import Floats
+from meshwright.search.frontier import Bools, Floats
 from meshwright.search.outline import Kept, Outline
 from meshwright.search.space import Shape
 
@@ -30,6 +30,17 @@ class Main(NamedTuple):
     logits: float
     """Bytes of the head, and what its loss needs beside: both there once."""
     loss: float
+
+
+class Flight(NamedTuple):
+    """Micro-batches in flight on each group of a pipeline."""
+
+    alive: Floats
+    """In the mean over a group's stages."""
+    most: Floats
+    """Of one of them."""
+    begun: Bools
+    """Whether all its stages have gradients then."""
 
 
 class MainRoom:
@@ -67,22 +78,24 @@ class MainRoom:
         return self._mains[inner]
 
     def fill(
-        self, shape: Shape, place: int, states: list[int], paces: list[Floats], *, alive: Floats, last: int
+        self, shape: Shape, place: int, states: list[int], paces: list[Floats], *, flight: Flight, last: int
     ) -> Fill:
         """The stages of a shape, which is at a place of the outline, under some states. `paces` are the seconds of a
-        layer under each recompute, `alive` the micro-batches in flight; the last stage is on the group `last`.
+        layer under each recompute; the last stage is on the group `last`.
         """
         main, facts, groups = self.main(shape.inner), self._facts, np.arange(shape.pp)
+        saves = [main.kept[-1] - kept for kept in main.kept]
         rest, gradients, once = (
             each[states, place][:, None] for each in (self._rest, self._gradients, self._on_its_way)
         )
         # The gradients of a stage's first backward are there when its micro-batch is not in flight any more.
-        begun = np.full(shape.pp, facts.begun) | (shape.micro_batches > alive)
-        reduced = begun | (alive > 1)
-        alive = facts.moving * np.where(begun, alive, np.maximum(alive - 1, 1))
+        begun = np.full(shape.pp, facts.begun) | flight.begun
+        reduced = begun | (flight.alive > 1)
+        alive, most = (facts.moving * np.where(begun, each, np.maximum(each - 1, 1)) for each in flight[:2])
+        # What is computed again may be what most is in flight of.
         options = [
-            Recomputed(pace, rest + gradients * reduced + alive * kept, facts.moving * again)
-            for pace, kept, again in zip(paces, main.kept, main.again, strict=True)
+            Recomputed(pace, rest + gradients * reduced + alive * main.kept[-1] - most * saved, facts.moving * again)
+            for pace, saved, again in zip(paces, saves, main.again, strict=True)
         ]
         before, of_before, after, of_after = self._of_ends[:, states, place, None]
         held = (groups == 0) * (before + of_before * reduced)

@@ -11,11 +11,8 @@ from meshwright.search.choice import Choice
 from meshwright.search.ground import Ground
 from meshwright.search.mixed import Mixer
 from meshwright.search.problem import Problem
-from meshwright.search.solve import Solution, every_cut
+from meshwright.search.solve import MOST, Solution, every_cut
 from meshwright.search.space import Shape, realise, shape_of
-
-_MOST = 50_000
-"""Ways to deal options out to the layers of a shape that are all looked at."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Mixing:
 
     def few(self) -> bool:
         """Whether there are so few ways on each shape that all of them can be looked at."""
-        return all(self._ways(shape) <= _MOST for shape in self.ground.shapes)
+        return all(self._ways(shape) <= MOST for shape in self.ground.shapes)
 
     def _ways(self, shape: Shape) -> float:
         choice = realise(self.problem, shape)

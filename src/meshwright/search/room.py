@@ -9,6 +9,7 @@ from meshwright.cost.layer_states import States
 from meshwright.cost.memory import ACCEPTED, Instant, bare_memory, bucket_bytes
 from meshwright.cost.placement import Placement
 from meshwright.cost.stage_memory import gathered_ahead, most_together
+from meshwright.search.frontier import Floats
 
 
 class Held(NamedTuple):
@@ -101,6 +102,16 @@ class Room:
         """The same by the end of a step."""
         return self._lines[overlapping].at(resting, widened + self._bucket, 0.0)
 
+    def ends(self, resting: float, widened: float, *, overlapping: bool) -> bool:
+        """Whether there is room for the end of a step."""
+        return self._needed(resting, widened, overlapping=overlapping) <= self.capacity
+
+    def moving_beside(self, resting: Floats, unlike: float, *, overlapping: bool) -> Floats:
+        """The most bytes that may come and go beside so many that rest."""
+        line = self._lines[overlapping]
+        found: Floats = (self.capacity - line.around - line.resting * resting - line.unlike * unlike) / line.moving
+        return found
+
     @property
     def resting(self) -> float:
         """The most bytes that may rest where nothing comes and goes."""
@@ -120,7 +131,7 @@ class Room:
         """
         passing, whole = held.window + held.passing(recomputed), held.resting + held.gradients
         overlapping, unlike = in_flight > 1, held.unlike(recomputed)
-        if self._needed(whole, held.widened, overlapping=overlapping) > self.capacity:
+        if not self.ends(whole, held.widened, overlapping=overlapping):
             return -1.0
         line, passing = self._lines[overlapping], passing + held.logits
         room = line.moves(self.capacity, whole, unlike)

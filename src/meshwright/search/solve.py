@@ -1,21 +1,19 @@
 """One outer choice: the best cut into stages with the best recompute of each layer, by the costs of its layers."""
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, combinations, pairwise, product
+from math import comb, prod
 from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.memory import in_flight as held_during
-from meshwright.cost.simulation import Link, StageTime, simulate
-from meshwright.plan.orders import orders
 from meshwright.plan.stage_cut import even_counts
 from meshwright.search.choice import Choice, Option
-from meshwright.search.costs import Counts, StageCosts, Way
+from meshwright.search.costs import StageCosts, Way
 from meshwright.search.frontier import Floats
+from meshwright.search.grouped import Grouped
 from meshwright.search.knapsack import compositions
 from meshwright.search.stages import StageWays, best_split, in_flight, objective, one_f_one_b
 
@@ -25,14 +23,26 @@ _LONGEST = 4.0
 """Times all layers for all micro-batches, one after the other: no cut takes as much, whatever it computes again."""
 _FINE = 1e-4
 """Of a step, to which a limit is found."""
+_SHORT, _LONG = 5, 100
+"""Turns that groups which share memory are balanced for, at first, and before a choice is done with."""
+MOST = 50_000
+"""Plans that are all looked at, where no gap is allowed."""
+_FEW = 64
+"""Cuts that are all looked at, under schedules whose best is not known without."""
 
 
 class Solution(NamedTuple):
-    """The best of a choice: seconds that its step takes at least, cuts, and the option of each layer."""
+    """The best that is known of a choice: seconds that its step takes at least, cuts, and the option of each layer."""
 
     bound: float
     cuts: tuple[int, ...]
     options: tuple[Option, ...]
+    seconds: float = 0.0
+    """That its own step takes but for messages, where that is known."""
+    alone: bool = False
+    """Whether no other of its choice may be better."""
+    rough: bool = False
+    """Whether `settle` may find a better one, and bound it closer."""
 
 
 class Solver:
@@ -47,6 +57,10 @@ class Solver:
         if self.choice.schedule == "1f1b":
             return self._free(below)
         return self._even(below)
+
+    def settle(self, below: float) -> Solution | None:
+        """The same where a solution is rough, looked for longer."""
+        return self._even(below, _LONG)
 
     def some(self) -> Solution | None:
         """A good cut and recompute, quickly; none where nothing fits."""
@@ -81,15 +95,35 @@ class Solver:
             bound = min(below, value)
         return Solution(bound, cuts, self._options(cuts, flight)) if bound < below or value <= below else None
 
-    def leaves(self) -> Iterator[Solution]:
-        """Every cut between numbered layers, with every number of layers that take each recompute, under 1f1b."""
-        for cuts in every_cut(self.costs.bench.body, self.choice.stages, len(self.layers)):
-            pairs = list(pairwise(cuts))
-            for taken in product(*(self._every(*pair) for pair in pairs)):
-                staged = list(zip(pairs, taken, strict=True))
-                ways = [self.costs.timed(self.costs.counts(*pair), own) for pair, own in staged]
-                dealt = (self._dealt(*pair, way.taken) for pair, way in zip(pairs, ways, strict=True))
-                yield Solution(self._objective(ways), cuts, tuple(chain.from_iterable(dealt)))
+    def leaves(self) -> list[Solution]:
+        """Every cut that is looked at, with every number of layers that take each recompute, from the least bound on;
+        none where these are too many to be looked at.
+        """
+        cuts = self._every_cut()
+        if cuts is None or sum(self._ways_along(each) for each in cuts) > MOST:
+            return []
+        found = chain.from_iterable(map(self._leaves_along, cuts))
+        return sorted(found, key=lambda each: each.bound)
+
+    def _every_cut(self) -> list[tuple[int, ...]] | None:
+        if self.choice.schedule != "1f1b":
+            return self._cuts
+        body, inner = self.costs.bench.body, self.choice.stages - 1
+        many = comb(body[-1] - body[0], inner) > MOST
+        return None if many else list(every_cut(body, inner + 1, len(self.layers)))
+
+    def _ways_along(self, cuts: Sequence[int]) -> int:
+        kinds = chain.from_iterable(self.costs.counts(*pair) for pair in pairwise(cuts))
+        parts = ((count, len(self.costs.bytes(kind))) for kind, count in kinds)
+        return prod(comb(count + options - 1, count) for count, options in parts)
+
+    def _leaves_along(self, cuts: tuple[int, ...]) -> Iterator[Solution]:
+        pairs = list(pairwise(cuts))
+        for taken in product(*(self._every(*pair) for pair in pairs)):
+            staged = list(zip(pairs, taken, strict=True))
+            ways = [self.costs.timed(self.costs.counts(*pair), own) for pair, own in staged]
+            dealt = (self._dealt(*pair, way.taken) for pair, way in zip(pairs, ways, strict=True))
+            yield Solution(self._objective(ways, cuts), cuts, tuple(chain.from_iterable(dealt)))
 
     def _every(self, first: int, after: int) -> list[tuple[int, ...]]:
         """Every number of layers of each kind of a stage that take each recompute."""
@@ -99,7 +133,9 @@ class Solver:
         ]
         return [tuple(chain.from_iterable(each)) for each in product(*ways)]
 
-    def _objective(self, ways: Sequence[Way]) -> float:
+    def _objective(self, ways: Sequence[Way], cuts: Sequence[int]) -> float:
+        if self.choice.schedule != "1f1b":
+            return Grouped(self.costs, self.choice, cuts).simulated(ways).seconds
         terms = [
             (*one_f_one_b(stage, len(ways), self.count, way.forward, way.backward), way.finish * (stage == 0))
             for stage, way in enumerate(ways)
@@ -229,72 +265,41 @@ class Solver:
         }
         return [rows[self.costs.kinds[place]].pop(0) for place in range(first, after)]
 
-    def _even(self, below: float) -> Solution | None:
-        """Stages of a group that has several are cut evenly, and recompute alike."""
-        choice, cuts = self.choice, self.even
-        places = tuple(list(dict.fromkeys(choice.on)).index(name) for name in choice.on)
-        done = self._grouped(places, list(pairwise(cuts)), below)
-        if done is None or self._closed_form(done, places) + done[0].finish >= below:
-            return None
-        times = [StageTime(way.forward, way.backward, optimizer=way.finish, weight=way.weight) for way in done]
-        links = [Link(stage, stage + 1) for stage in range(choice.stages - 1)]
-        bound = simulate(orders(choice.schedule, places, self.count), times, links).seconds
-        if bound >= below:
-            return None
-        pairs = zip(pairwise(cuts), done, strict=True)
-        return Solution(bound, cuts, tuple(option for pair, way in pairs for option in self._dealt(*pair, way.taken)))
+    def _even(self, below: float, turns: int = _SHORT) -> Solution | None:
+        """The best of some cuts: even ones alone where a group has several stages."""
+        best: Solution | None = None
+        least = np.inf
+        for cuts in self._cuts:
+            found = self._along(cuts, below, turns)
+            if found is not None:
+                least = min(least, found.bound)
+                best = min(best or found, found, key=lambda each: each.seconds)
+        return best and best._replace(bound=least, alone=best.alone and len(self._cuts) == 1)
 
-    def _held(self, places: tuple[int, ...]) -> Sequence[float]:
-        """Micro-batches that each group holds, in the mean over its stages."""
-        choice = self.choice
-        if choice.schedule == "interleaved":
-            return list(map(float, in_flight(choice.schedule, choice.degrees.pp, choice.virtual, self.count)))
-        every = orders(choice.schedule, places, self.count)
-        return [float(held_during(order, np.ones(len(order))).max()) / choice.virtual for order in every]
+    @property
+    def _cuts(self) -> list[tuple[int, ...]]:
+        """That a schedule other than 1f1b is looked at with."""
+        choice, body, total = self.choice, self.costs.bench.body, len(self.layers)
+        if choice.stages > len(set(choice.on)) or choice.stages == 1:
+            return [self.even]
+        if comb(body[-1] - body[0], choice.stages - 1) <= _FEW:
+            return list(every_cut(body, choice.stages, total))
+        _, balanced = self._least_maximum(np.inf, [1.0] * choice.stages)
+        return list(dict.fromkeys(filter(None, (self.even, balanced))))
 
-    def _closed_form(self, ways: Sequence[Way], places: Sequence[int]) -> float:
-        """What a group works, after the first stages before its own, and before the last backwards of those."""
-        groups, busy, ahead, most = self.choice.degrees.pp, [0.0] * self.choice.degrees.pp, 0.0, 0.0
-        for place, way in zip(places, ways, strict=True):
-            busy[place] += self.count * (way.forward + way.backward)
-        for group in range(groups):
-            most = max(most, ahead + busy[group])
-            ahead += ways[group].forward + (ways[group].backward - ways[group].weight)
-        return most if self.choice.schedule == "interleaved" else max(busy)
-
-    def _grouped(self, places: Sequence[int], pairs: Sequence[tuple[int, int]], below: float) -> list[Way] | None:
-        """The stages of groups, which share the memory of theirs: as if each had an equal part of the micro-batches in
-        flight. None where a group does not fit, or works as long as `below` alone.
+    def _along(self, cuts: tuple[int, ...], below: float, turns: int) -> Solution | None:
+        """Of a cut, the fastest recompute of each group by itself; none where it does not fit, or takes as long as
+        `below` at least.
         """
-        counts = [self.costs.counts(*pair) for pair in pairs]
-        found = [Counter[int]() for _ in range(self.choice.degrees.pp)]
-        for place, own in zip(places, counts, strict=True):
-            found[place].update(dict(own))
-        wholes, flights = [tuple(sorted(each.items())) for each in found], self._held(tuple(places))
-        ways: list[Way | None] = [None] * len(wholes)
-        for whole in dict.fromkeys(wholes):
-            same = [group for group, each in enumerate(wholes) if each == whole]
-            taken = self.costs.ways(whole, [flights[group] for group in same])
-            if any(way is None or self.count * (way.forward + way.backward) >= below for way in taken):
-                return None
-            for group, way in zip(same, taken, strict=True):
-                ways[group] = way
-        parts: dict[tuple[Counts, int], Way] = {}
-        for place, own in zip(places, counts, strict=True):
-            way = ways[place]
-            assert way is not None, "each group has its ways"
-            if (own, id(way)) not in parts:
-                parts[own, id(way)] = self._shared(own, wholes[place], way)
-        return [parts[own, id(ways[place])] for place, own in zip(places, counts, strict=True)]
-
-    def _shared(self, counts: Counts, whole: Counts, way: Way) -> Way:
-        """The part of one stage in what its group takes, no layer of which saves less than its share."""
-        taken = list[int]()
-        of = {kind: (count, own) for (kind, count), own in zip(whole, way.taken, strict=True)}
-        for kind, count in counts:
-            total, own = of[kind]
-            taken += _part(own, count, total)
-        return self.costs.timed(counts, tuple(taken))
+        groups = Grouped(self.costs, self.choice, cuts)
+        if groups.least >= below or not all(groups.deal(group, below) for group in range(self.choice.degrees.pp)):
+            return None
+        found = groups.balance(below, turns)
+        if found.bound >= below:
+            return None
+        pairs = zip(pairwise(cuts), found.ways, strict=True)
+        options = tuple(option for pair, way in pairs for option in self._dealt(*pair, way.taken))
+        return Solution(found.bound, cuts, options, found.seconds, alone=groups.free, rough=not groups.free)
 
 
 def every_cut(body: Sequence[int], stages: int, total: int) -> Iterator[tuple[int, ...]]:
@@ -320,19 +325,6 @@ def last_true(holds: Callable[[int], bool], least: int, most: int) -> int:
     if after == most:
         return after
     return after + bisect_left(range(after + 1, most), True, key=lambda place: not holds(place))
-
-
-def _part(own: Sequence[int], count: int, total: int) -> list[int]:
-    """So many of a total in the proportion of the whole, those that save most rounded up.
-
-    >>> _part((3, 0, 5), 4, 8)
-    [2, 0, 2]
-    """
-    found, left = [], count
-    for number in own[:-1]:
-        found.append(min(left, -(-number * count // total)))
-        left -= found[-1]
-    return [*found, left]
 
 
 def _stages(cuts: Sequence[int]) -> list[tuple[int, int, int]]:

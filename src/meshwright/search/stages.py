@@ -81,6 +81,20 @@ def in_flight(schedule: Schedule, groups: int, virtual: int, micro_batches: int)
     return found
 
 
+def most_in_flight(schedule: Schedule, groups: int, virtual: int, micro_batches: int) -> Floats:
+    """Of these, what one stage of each group holds at most, at an instant when its group holds as many as it ever does:
+    the first backward of an interleaved pipeline, when the group's first stage has a round's, or what it was ahead.
+
+    >>> most_in_flight("interleaved", 4, 2, 8).tolist()
+    [7.0, 5.0, 4.0, 4.0]
+    """
+    if schedule != "interleaved":
+        return in_flight(schedule, groups, virtual, micro_batches)
+    ahead = np.maximum(2.0 * np.arange(groups - 1, -1, -1) + 1, round_size(groups, micro_batches))
+    found: Floats = np.minimum(ahead, micro_batches)
+    return found
+
+
 def best_split(
     layers: int, stages: int, ways: StageWays, *, below: float = np.inf, ranges: Ranges | None = None
 ) -> Split | None:

@@ -37,6 +37,8 @@ class Item(NamedTuple):
     choice: Choice | None = None
     state: str | None = None
     solution: Solution | None = None
+    settling: bool = False
+    """Whether it is simulated, and may be settled."""
 
 
 class Found(NamedTuple):
@@ -135,7 +137,9 @@ class Work:
 
     def _step(self, item: Item) -> None:
         """One level down; while there is no plan at all, down to the end."""
-        if item.solution is not None:
+        if item.settling:
+            self._settle(item)
+        elif item.solution is not None:
             self._simulate(item)
         elif item.choice is not None:
             self.solve(item)
@@ -264,20 +268,31 @@ class Work:
         return Item(bound, next(self.ties), item.shape, choice, costs.state, solution)
 
     def _simulate(self, item: Item) -> None:
-        """In full: the best by its bound, or where no gap is allowed all that may be better."""
+        """In full: the best by its bound, or where no gap is allowed all that may be better, as far as they are few."""
         choice, solution = item.choice, item.solution
         assert choice is not None, "it was realised"
         assert solution is not None, "it was solved"
-        if choice.schedule != "1f1b":
-            self.weigh_in(choice, solution)  # it is the only plan of its choice and state
-        elif self.problem.wishes.gap > 0:
+        leaves = list[Solution]()
+        if self.problem.wishes.gap == 0 and not solution.alone:
+            leaves = Solver(self.costs.of(item.shape, choice, item.state), choice).leaves()
+        for leaf in leaves or [solution]:
+            if leaf.bound < self.below:
+                self.weigh_in(choice, leaf)
+        if not leaves and solution.rough:
+            self._push(item._replace(settling=True))
+        elif not leaves and not solution.alone:
             self.closed = min(self.closed, item.bound)
-            self.weigh_in(choice, solution)
-        else:
-            costs = self.costs.of(item.shape, choice, item.state)
-            for leaf in sorted(Solver(costs, choice).leaves(), key=lambda each: each.bound):
-                if leaf.bound < self.below:
-                    self.weigh_in(choice, leaf)
+
+    def _settle(self, item: Item) -> None:
+        """What was simulated roughly, to its end."""
+        assert item.choice is not None, "it was realised"
+        known, costs = self.below, self.costs.of(item.shape, item.choice, item.state)
+        found = Solver(costs, item.choice).settle(known)
+        if found is None:
+            self.dropped = min(self.dropped, known)
+            return
+        self.weigh_in(item.choice, found)
+        self.closed = min(self.closed, max(item.bound, found.bound))
 
     def weigh_in(self, choice: Choice, solution: Solution) -> None:
         """Simulate a plan, and keep it where it is the best, of all or of its family."""
