@@ -133,3 +133,20 @@ STAGED: dict[str, Case] = {
     ),
 }
 """On two stages, or four."""
+
+FLOAT32 = {name: case for name, case in {**FAMILIES, **STAGED}.items() if case.chunks == 1}
+MIXED: dict[str, Case] = {
+    **{
+        name: case
+        for name, case in FAMILIES.items()
+        if case.chunks == 1 and case.family not in ("t5", "OwnResNet", "ResNetForImageClassification")
+    },
+    **{name: case for name, case in STAGED.items() if case.schedule == "1f1b" and case.family != "t5"},
+    "qwen3, 1f1b, tied": _staged("qwen3", tied=True),
+    "gpt_neox, 1f1b": _staged("gpt_neox", dropout=0.1),
+    "her own, 1f1b": _staged("OwnTransformer", layers="blocks", dropout=0.1),
+    "vit, 1f1b": _staged("vit", {"a": DP, "b": TP}, layers="encoder", dropout=0.1),
+}
+"""Those that hold in bf16 with masters in float32: all but networks, zero bubble and logits in pieces.
+Of T5 one process differs from itself by as much as a gradient that is left out.
+"""

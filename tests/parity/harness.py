@@ -302,7 +302,24 @@ def _reference(case: Case, backwards: bool) -> Outcome:
     return _trained(module, case, backwards, counter)
 
 
-def _trained(module: nn.Module, case: Case, backwards: bool, counter: randomness.Counter) -> Outcome:
+def _trained(masters: nn.Module, case: Case, backwards: bool, counter: randomness.Counter) -> Outcome:
+    module = masters if case.resting == case.dtype else _narrow_copy(masters, case.dtype)
+    _draw_dropout(module, case, counter)
+    optimizer = optimizer_of(list(masters.parameters()))
+    losses, norms, gradients = [], [], {}
+    for step, batch in enumerate(batches(case)):
+        counter.step = step
+        losses.append(_plain_step(masters, module, batch, case, counter, backwards=backwards))
+        if step == 0:
+            named = masters.named_parameters()
+            gradients = {name: p.grad.clone() if p.grad is not None else torch.zeros_like(p) for name, p in named}
+        norms.append(float(nn.utils.clip_grad_norm_(masters.parameters(), CLIP)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return Outcome(losses, norms, gradients, {name: p.detach().clone() for name, p in masters.named_parameters()})
+
+
+def _draw_dropout(module: nn.Module, case: Case, counter: randomness.Counter) -> None:
     samples = case.samples // case.micro_batches
     paths = [
         path.format(number)
@@ -314,29 +331,11 @@ def _trained(module: nn.Module, case: Case, backwards: bool, counter: randomness
             randomness.install_dropout(inner, name, counter, lambda: 0)
     for path in paths:
         randomness.draw_calls(module.get_submodule(path), path, counter, lambda: (0, samples))
-    optimizer = optimizer_of(list(module.parameters()))
-    narrow = _narrow_copy(module, case.dtype) if case.resting != case.dtype else None
-    losses, norms, gradients = [], [], {}
-    for step, batch in enumerate(batches(case)):
-        counter.step = step
-        losses.append(_plain_step(module, batch, case, counter, backwards=backwards, narrow=narrow))
-        if step == 0:
-            named = module.named_parameters()
-            gradients = {name: p.grad.clone() if p.grad is not None else torch.zeros_like(p) for name, p in named}
-        norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), CLIP)))
-        optimizer.step()
-        optimizer.zero_grad()
-    return Outcome(losses, norms, gradients, {name: p.detach().clone() for name, p in module.named_parameters()})
 
 
 def _narrow_copy(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """What is computed with where parameters are masters. Buffers stay as they are, and so does what draws dropout."""
-    dropped = {name: vars(inner)["forward"] for name, inner in module.named_modules() if "forward" in vars(inner)}
-    for name in dropped:
-        del vars(module.get_submodule(name))["forward"]
+    """What is computed with where parameters are masters. Buffers stay as they are."""
     narrow = deepcopy(module)
-    for name, forward in dropped.items():
-        vars(module.get_submodule(name))["forward"] = vars(narrow.get_submodule(name))["forward"] = forward
     for parameter in narrow.parameters():
         parameter.data = parameter.data.to(dtype)
     return narrow
@@ -354,16 +353,15 @@ def _taken_over(module: nn.Module, narrow: nn.Module, values: bool) -> None:
 
 def _plain_step(
     masters: nn.Module,
+    module: nn.Module,
     batch: dict[str, Tensor],
     case: Case,
     counter: randomness.Counter,
     *,
     backwards: bool,
-    narrow: nn.Module | None,
 ) -> float:
-    module = masters if narrow is None else narrow
-    if narrow is not None:
-        _taken_over(masters, narrow, values=True)
+    if module is not masters:
+        _taken_over(masters, module, values=True)
     labels, kind = batch["labels"], _loss(case)
     if kind == "causal_lm":
         labels = functional.pad(labels[:, 1:], (0, 1), value=-100)
@@ -372,7 +370,7 @@ def _plain_step(
         counter.first_sample = first
         taken = slice(first, first + size)
         given = batch if kind == "seq2seq" else {name: each for name, each in batch.items() if name != "labels"}
-        inputs = {name: tensor[taken] for name, tensor in given.items()}
+        inputs = {name: _as_computed(tensor[taken], case.dtype) for name, tensor in given.items()}
         targets = labels[taken]
         if backwards:
             inputs, targets = {name: tensor.flip(0) for name, tensor in inputs.items()}, targets.flip(0)
@@ -382,10 +380,14 @@ def _plain_step(
             loss = functional.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")
             loss = loss / (labels != -100).sum()
             loss.backward()
-            if narrow is not None:
-                _taken_over(masters, narrow, values=False)
+            if module is not masters:
+                _taken_over(masters, module, values=False)
         total += float(loss.detach())
     return total
+
+
+def _as_computed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def many_processes(case: Case, fault: Fault = nullcontext, model: Any = None) -> Outcome:

@@ -26,7 +26,8 @@ from meshwright.errors import MeshwrightError
 from tests.parity.array import FACTORS, SEED, Row, case_of, refusal
 from tests.parity.cover import covering_array
 from tests.parity.draws import drawn
-from tests.parity.harness import Case
+from tests.parity.families import FLOAT32, MIXED
+from tests.parity.harness import Case, in_bf16, in_float32
 from tests.parity.proof import Pools, prove_case
 from tests.parity.report import Result, written
 
@@ -44,14 +45,17 @@ def rows() -> list[Case]:
 
 
 def names() -> list[str]:
-    """Every case: rows of the array that is kept, then random plans."""
+    """Every case: rows of the array that is kept, then random plans, then families in narrower dtypes."""
     kept = json.loads(ARRAY.read_text())["rows"]
-    return [f"row-{number:03}" for number in range(len(kept))] + [f"random-{n:03}" for n in range(RANDOM_PLANS)]
+    exact = [f"row-{number:03}" for number in range(len(kept))] + [f"random-{n:03}" for n in range(RANDOM_PLANS)]
+    return exact + [f"float32-{name}" for name in FLOAT32] + [f"bf16-{name}" for name in MIXED]
 
 
 def case_named(name: str) -> tuple[Case, Counter[str]]:
     """A case by its name, and what rules refused before a random one."""
     kind, _, number = name.partition("-")
+    if kind in ("float32", "bf16"):
+        return (in_float32(FLOAT32[number]) if kind == "float32" else in_bf16(MIXED[number])), Counter()
     if kind == "random":
         return drawn(int(number))
     case = case_of(Row(*json.loads(ARRAY.read_text())["rows"][int(number)]))

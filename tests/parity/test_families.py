@@ -7,8 +7,9 @@ import pytest
 from meshwright.plan import rules_families
 from meshwright.train.launch import WorkerPool
 from tests.parity import family_faults as faults
-from tests.parity.families import FAMILIES, STAGED
-from tests.parity.harness import Case, Fault, many_processes
+from tests.parity.families import FAMILIES, MIXED, STAGED
+from tests.parity.faults import doubled_gradient
+from tests.parity.harness import Case, Fault, in_bf16, in_float32, many_processes
 from tests.parity.moved import inputs_of, moved_as_predicted
 from tests.parity.verdict import EXACT, judge_all, prove
 
@@ -51,6 +52,30 @@ def test_what_the_rules_call_proven_of_a_family_is_what_is_proven_here() -> None
             assert {role.state for role in roles} == {None, "zero1", "zero2", "zero3"}
             assert any(len(case.stages) > 1 for case in cases) == proof.stages
             assert any(case.attention_dropout or name == "t5" for case in cases) == proof.attention_dropout
+
+
+def test_what_the_rules_call_proven_in_bf16_is_what_is_proven_here() -> None:
+    mixed = {name for name, proof in rules_families.FAMILIES.items() if proof.mixed}
+    assert mixed == {"llama", "gpt2", *(case.family for case in MIXED.values())} & set(rules_families.FAMILIES)
+    for name in mixed - {"llama", "gpt2"}:  # of which test_roles has more
+        assert {len(case.stages) > 1 for case in MIXED.values() if case.family == name} == {False, True}
+    assert rules_families.OWN.mixed == any(case.family == "OwnTransformer" for case in MIXED.values())
+    assert not rules_families.NETWORK.mixed
+
+
+@pytest.mark.parametrize(
+    "case",
+    [in_float32(FAMILIES["resnet"]), in_bf16(MIXED["falcon, one KV head"]), in_bf16(MIXED["whisper, all dropped"])],
+    ids=["resnet in float32", "falcon in bf16", "whisper in bf16"],
+)
+def test_many_processes_equal_one_as_well_as_it_equals_itself(pool: WorkerPool, case: Case) -> None:
+    verdicts = prove(pool, case, model=inputs_of(case).model)  # all others in `make parity`
+    assert all(verdict.holds for verdict in verdicts), "\n".join(map(str, verdicts))
+
+
+def test_a_doubled_gradient_is_caught_in_bf16(pool: WorkerPool) -> None:
+    case = in_bf16(MIXED["falcon, one KV head"])
+    assert not any(verdict.holds for verdict in prove(pool, case, doubled_gradient, inputs_of(case).model))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -17,9 +17,13 @@ from meshwright.train.launch import WorkerPool
 from tests.parity.harness import Case, Fault, Outcome, many_processes, one_process
 
 EXACT, SPREADS = 1e-9, 3.0
-NOTHING = 1e-6
+NOTHING, NOTHING_IN_BF16 = 1e-6, 1e-3
 """Of the largest value of all tensors: what a tensor must reach to be more than rounding. A key's bias has no gradient,
 since a softmax takes no notice of what all its scores have in common.
+"""
+BLIND = SPREADS / (SPREADS + 1)
+"""From here a limit of gradients proves nothing: one that is left out or doubled differs by 1, more or
+less the spread.
 """
 
 
@@ -29,10 +33,10 @@ def relative(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:
     return float((found.double() - wanted.double()).abs().max()) / (largest or 1.0)
 
 
-def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str]:
+def worst(found: dict[str, Tensor], wanted: dict[str, Tensor], nothing: float = NOTHING) -> tuple[float, str]:
     """The tensor that differs most, and by how much."""
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
-    least = NOTHING * max(float(tensor.abs().max()) for tensor in wanted.values())
+    least = nothing * max(float(tensor.abs().max()) for tensor in wanted.values())
     return max((relative(found[name], wanted[name], least), name) for name in wanted)
 
 
@@ -71,7 +75,7 @@ def own_spread(case: Case, wanted: Outcome) -> Limits:
     back = not (case.dropout or case.attention_dropout)
     orders = [one_process(case, backwards=back, pieces=pieces) for pieces in (1, 4)]
     orders.append(one_process(case, pieces=2))
-    verdicts = [judge(other, wanted, (0.0,) * 4) for other in orders]
+    verdicts = [judge(other, wanted, (0.0,) * 4, _nothing(case)) for other in orders]
     return (
         max(each.loss for each in verdicts),
         max(each.norm for each in verdicts),
@@ -86,16 +90,20 @@ def limits_of(case: Case, wanted: Outcome) -> Limits:
         return EXACT, EXACT, EXACT, EXACT
     least = torch.finfo(torch.float32).eps
     loss, norm, gradient, parameter = (SPREADS * max(each, least) for each in own_spread(case, wanted))
+    assert gradient < BLIND, f"a gradient may differ by {gradient:.1e}, which proves nothing"
     return loss, norm, gradient, parameter
 
 
-def judge(found: Outcome, wanted: Outcome, limits: Limits) -> Verdict:
+def _nothing(case: Case) -> float:
+    return NOTHING_IN_BF16 if case.dtype == torch.bfloat16 else NOTHING
+
+
+def judge(found: Outcome, wanted: Outcome, limits: Limits, nothing: float = NOTHING) -> Verdict:
     """Compare a rank's outcome with the reference."""
     loss = max(abs(a - b) / abs(b) for a, b in zip(found.losses, wanted.losses, strict=True))
     norm = max(abs(a - b) / abs(b) for a, b in zip(found.norms, wanted.norms, strict=True))
-    return Verdict(
-        loss, norm, worst(found.gradients, wanted.gradients), worst(found.parameters, wanted.parameters), limits
-    )
+    gradient = worst(found.gradients, wanted.gradients, nothing)
+    return Verdict(loss, norm, gradient, worst(found.parameters, wanted.parameters, nothing), limits)
 
 
 def prove(pool: WorkerPool, case: Case, fault: Fault = nullcontext, model: Any = None) -> list[Verdict]:
@@ -107,4 +115,4 @@ def judge_all(case: Case, found: Iterable[Outcome]) -> list[Verdict]:
     """Compare every rank's outcome of a case with the reference."""
     wanted = one_process(case)
     limits = limits_of(case, wanted)
-    return [judge(each, wanted, limits) for each in found]
+    return [judge(each, wanted, limits, _nothing(case)) for each in found]

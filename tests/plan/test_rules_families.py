@@ -146,9 +146,9 @@ CASES = [
     ),
     Case(
         "runtime-family-precision",
-        {"model/family": "mistral", "recipe/precision": {"compute": "bf16"}},
+        {"model/family": "mixtral", "recipe/precision": {"compute": "bf16"}},
         "recipe.precision",
-        "the runtime is not proven with masters beside what it computes with for family 'mistral' yet",
+        "the runtime is not proven with masters beside what it computes with for family 'mixtral' yet",
         "write 'compute: fp32', 'reduce: fp32' and 'master: null'",
         {"recipe/precision": {"compute": "fp32", "master": None}},
     ),

@@ -40,21 +40,21 @@ _ALL = Proof(("dp", "cp", "ulysses", "tp", "tp+sp", "copy"), stages=True, attent
 FAMILIES: dict[str, Proof] = {
     "llama": _ALL,
     "gpt2": _ALL,
-    "mistral": Proof(stages=True),
-    "qwen3": Proof(stages=True),
-    "phi3": Proof(stages=True),
-    "gemma3_text": Proof(stages=True),
-    "gpt_neox": Proof(stages=True),
-    "opt": Proof(stages=True),
+    "mistral": Proof(stages=True, mixed=True),
+    "qwen3": Proof(stages=True, mixed=True),
+    "phi3": Proof(stages=True, mixed=True),
+    "gemma3_text": Proof(stages=True, mixed=True),
+    "gpt_neox": Proof(stages=True, mixed=True),
+    "opt": Proof(stages=True, mixed=True),
     "mixtral": Proof(_ALL.splits, stages=True, attention_dropout=True, experts=("dp", "ep")),
     "qwen3_moe": Proof(_ALL.splits, stages=True, attention_dropout=True, experts=("dp", "ep")),
-    "falcon": Proof(stages=True),
-    "bert": Proof(stages=True, attention_dropout=True),
-    "vit": Proof(stages=True, attention_dropout=True),
+    "falcon": Proof(stages=True, mixed=True),
+    "bert": Proof(stages=True, attention_dropout=True, mixed=True),
+    "vit": Proof(stages=True, attention_dropout=True, mixed=True),
     "t5": Proof(stages=True, attention_dropout=True),
-    "whisper": Proof(stages=True, attention_dropout=True),
+    "whisper": Proof(stages=True, attention_dropout=True, mixed=True),
 }
-OWN = Proof(stages=True)
+OWN = Proof(stages=True, mixed=True)
 """What is proven of a model that no family covers, where it is traced and is a decoder: `is_own_decoder`."""
 
 NETWORK = Proof(("dp", "copy"))

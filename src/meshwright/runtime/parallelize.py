@@ -321,7 +321,8 @@ def _prefetch(sharded: list[FSDPModule], ahead: int) -> None:
 def _units(place: Place, layers: tuple[Placed, ...], *, mixed: bool = False) -> list[list[Placed]]:
     """The layers of a stage, those that share a parameter together where a state shards it, or it is cast."""
     here = {placed.layer for placed in layers}
-    joined = {copy: owner for owner, copies in place.inputs.model.tied_layers for copy in copies if owner in here}
+    tied = [[each for each in (owner, *copies) if each in here] for owner, copies in place.inputs.model.tied_layers]
+    joined = {layer: held[0] for held in tied for layer in held}
     found: dict[str, list[Placed]] = {}
     for placed in layers:
         name = joined.get(placed.layer, placed.layer) if placed.row.state or mixed else placed.layer

@@ -54,10 +54,17 @@ class StandIn(nn.Module):
             shape = (1,) if self._adds else first.shape  # the model has the ids of all positions, this rank a part
             shape = (*shape, self._width)
         else:
-            meta = [each.to("meta") if isinstance(each, Tensor) else each for each in args]
-            named = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in kwargs.items()}
+            meta = [_like(each, like) for each in args]
+            named = {name: _like(each, like) for name, each in kwargs.items()}
             shape = self._shapes[0](*meta, **named).shape
         return torch.zeros((), dtype=like.dtype, device=first.device).expand(shape)
+
+
+def _like(value: Any, parameter: Tensor) -> Any:
+    """On meta, and of the parameter's dtype, where what comes in may be cast already."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to("meta", parameter.dtype if value.is_floating_point() else None)
 
 
 def _on_meta(module: nn.Module) -> nn.Module:
