@@ -2,7 +2,7 @@
 
 from tests.parity.cases import SQUARE
 from tests.parity.harness import Case
-from tests.parity.pipelines import CUTS, DP, TP, TWO, on_groups
+from tests.parity.pipelines import CUTS, DP, TP, TWO, ZERO3, on_groups
 
 Roles = dict[str, str]
 _ENDS = {"node": "dp/zero1", "gpu": "tp"}
@@ -124,6 +124,7 @@ STAGED: dict[str, Case] = {
     ),
     "gpt2, zbv, tied, logits in pieces": _staged("gpt2", schedule="zbv", tied=True, dropout=0.1, chunks=3),
     "t5, 1f1b, padded, all dropped": _two_sides("t5", TP, dropout=0.1, padded=True),
+    "t5, 1f1b, its one table in shards": _two_sides("t5", ZERO3, dropout=0.1),
     "whisper, 1f1b, its encoder cut": _two_sides(
         "whisper", {"a": TP, "b": DP, "c": DP}, "encoder_embed encoder.0", "encoder.1 encoder_norm", dropout=0.1
     ),

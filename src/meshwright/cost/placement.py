@@ -1,7 +1,7 @@
 """Where every layer of a plan stands: its layers as blocks, and what they read from elsewhere."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Self, TypeVar
 
@@ -210,17 +210,27 @@ class Placement:
 
     @cached_property
     def _copies(self) -> set[str]:
-        return {name for _, copies in self.ties for name in copies}
+        """The layers that hold a copy: of those of another group, the first."""
+        owners = {owner for owner, _ in self.model.tied_layers}
+        return {names[0] for names in self._sharing if names[0] not in owners}
+
+    @property
+    def _sharing(self) -> Iterator[list[str]]:
+        """The layers that share a parameter on one group."""
+        for owner, copies in self.model.tied_layers:
+            held: dict[str, list[str]] = {}
+            for name in dict.fromkeys((owner, *copies)):
+                held.setdefault(self._placed[name].group, []).append(name)
+            yield from held.values()
 
     @cached_property
     def _joined(self) -> dict[str, tuple[str, ...]]:
         """The last of the layers that share a parameter on one group, where a state shards it → the others."""
-        found: dict[str, tuple[str, ...]] = {}
-        for owner, copies in self.model.tied_layers:
-            together = [name for name in (owner, *copies) if self._placed[name].group == self._placed[owner].group]
-            if len(set(together)) > 1 and self._placed[together[-1]].row.state:
-                found[together[-1]] = tuple(name for name in dict.fromkeys(together[:-1]) if name != together[-1])
-        return found
+        return {
+            names[-1]: tuple(names[:-1])
+            for names in self._sharing
+            if len(names) > 1 and self._placed[names[-1]].row.state
+        }
 
     @cached_property
     def _lenders(self) -> dict[str, str]:
