@@ -272,16 +272,20 @@ class Work:
         choice, solution = item.choice, item.solution
         assert choice is not None, "it was realised"
         assert solution is not None, "it was solved"
-        leaves = list[Solution]()
+        leaves, best = list[Solution](), self.best
         if self.problem.wishes.gap == 0 and not solution.alone:
             leaves = Solver(self.costs.of(item.shape, choice, item.state), choice).leaves()
         for leaf in leaves or [solution]:
             if leaf.bound < self.below:
                 self.weigh_in(choice, leaf)
-        if not leaves and solution.rough:
-            self._push(item._replace(settling=True))
-        elif not leaves and not solution.alone:
+        if leaves or solution.alone:
+            return
+        if not solution.rough:
             self.closed = min(self.closed, item.bound)
+        elif self.best is not best:
+            self._settle(item)  # a better best saves work
+        else:
+            self._push(item._replace(settling=True))
 
     def _settle(self, item: Item) -> None:
         """What was simulated roughly, to its end."""
