@@ -8,7 +8,7 @@ import pytest
 from tests.parity.proof import Pools, prove_case
 from tests.parity.run import DOCUMENT, ROOT, case_named, names
 
-SHARES = 18
+SHARES = 6
 
 
 def _turn() -> int:
