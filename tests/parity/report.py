@@ -10,6 +10,7 @@ import torch
 
 from tests.parity.array import FACTORS, SEED
 from tests.parity.cover import all_pairs
+from tests.parity.verdict import SPREADS
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,21 @@ class Result:
 
 def written(results: list[Result], refused: list[list[Any]]) -> str:
     """The document."""
-    rows = [each for each in results if each.name.startswith("row-")]
-    drawn = [each for each in results if each.name.startswith("random-")]
+    rows, drawn, single, half = (
+        [each for each in results if each.name.startswith(kind)] for kind in ("row-", "random-", "float32-", "bf16-")
+    )
     before = sum((Counter(each.refused) for each in drawn), Counter[str]())
     head = (
         "# Parity: many processes against one\n\n"
         "`make parity` writes this page. Each case is a small model, dropout on, unequal numbers of tokens in its\n"
         "micro-batches, two steps in float64 on CPU processes; losses, norms, gradients and parameters agree with one\n"
-        "process to 1e-9 of a tensor's largest value on every rank.\n\n"
+        "process to 1e-9 of a tensor's largest value on every rank. Families besides run in float32, and in bf16 with\n"
+        f"masters in float32, each value within {SPREADS:g} times what one process differs from itself by in other\n"
+        "orders of summation.\n\n"
         f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, seed {SEED}.\n\n"
         "| | cases | largest difference |\n|---|---|---|\n"
-        f"| covering array | {len(rows)} | {_most(rows)} |\n| random plans | {len(drawn)} | {_most(drawn)} |\n\n"
+        f"| covering array | {len(rows)} | {_most(rows)} |\n| random plans | {len(drawn)} | {_most(drawn)} |\n"
+        f"| families, float32 | {len(single)} | {_most(single)} |\n| families, bf16 | {len(half)} | {_most(half)} |\n\n"
     )
     return (
         head
