@@ -1,7 +1,7 @@
 """Our plans beside those that experts ran: every published run of grade A on sixteen devices or more, searched anew.
 
-Run `.venv/bin/python benchmarks/plan_vs_published.py [--most N] [--seconds S] [--kept FILE]`. Each request (model,
-cluster, recipe, kernels) is searched once, scope `any`, without being given the published plans; its answer is held
+Run `.venv/bin/python benchmarks/plan_vs_published.py [--most N] [--seconds S] [--gap G] [--kept FILE]`. Each request
+(model, cluster, recipe, kernels) is searched once, scope `any`, without being given the published plans; its answer is held
 against the fastest of these that fits, both by our own estimate. With `--kept`, what a former run found is read from
 there and not searched again. Printed are:
 
@@ -114,13 +114,13 @@ def requests(rows: Sequence[Measured]) -> tuple[list[Request], Counter[str]]:
     return [request for turn in turns for request in turn if request is not None], refused
 
 
-def compare(request: Request, seconds: float) -> Found:
+def compare(request: Request, seconds: float, gap: float) -> Found:
     """Search one request, and hold the answer against the fastest published plan that fits."""
     inputs, calibration = request.first, public_calibration()
     known = [(estimate_plan(each, calibration), each, row) for row, each in request.rows]
     fitting = [(found, each) for found, each, _ in known if found.fits]
     theirs, plan = min(fitting, key=lambda pair: pair[0].step_time_s) if fitting else (None, None)
-    wishes = Wishes(execution=inputs.plan.execution, time_limit=FOREVER)
+    wishes = Wishes(execution=inputs.plan.execution, time_limit=FOREVER, gap=gap)
     problem = Problem(inputs.model, inputs.cluster, inputs.recipe, wishes)
     began = time.process_time()
     try:
@@ -252,6 +252,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, help="requests; none: all")
     parser.add_argument("--seconds", type=float, default=30.0, help="of the processor, for each search")
+    parser.add_argument("--gap", type=float, default=Wishes().gap, help="that a search stops at")
     parser.add_argument("--again", action="store_true", help="search those that were slower again, and no others")
     parser.add_argument("--kept", type=Path, help="a file of results, added to")
     parser.add_argument("--source", action="append", help="its rows alone")
@@ -267,7 +268,7 @@ def main() -> int:
         slower = before is not None and (gain is None or gain < -EQUAL)
         if given.show or not (slower if given.again else before is None):
             continue
-        found = compare(request, given.seconds)
+        found = compare(request, given.seconds, given.gap)
         known[request.key] = found
         console.print(
             f"{place} of {len(asked)}: {found.source}, {found.what}: gain {found.gain}, {found.search_s:.1f} s"
