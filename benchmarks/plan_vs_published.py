@@ -1,9 +1,9 @@
 """Our plans beside those that experts ran: every published run of grade A on sixteen devices or more, searched anew.
 
 Run `.venv/bin/python benchmarks/plan_vs_published.py [--most N] [--seconds S] [--gap G] [--kept FILE]`. Each request
-(model, cluster, recipe, kernels) is searched once, scope `any`, without being given the published plans; its answer is held
-against the fastest of these that fits, both by our own estimate. With `--kept`, what a former run found is read from
-there and not searched again. Printed are:
+(model, cluster, recipe, kernels) is searched once, scope `any`, without being given the published plans; its answer is
+held against the fastest of these that fits, both by our own estimate. With `--kept`, what a former run found is read
+from there and not searched again. Printed are:
 
 * requests where the search is slower: holes in its space, by kind;
 * published plans that we predict to run out of memory, or cannot express: failures of the model;
