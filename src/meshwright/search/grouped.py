@@ -115,7 +115,6 @@ class Group:
 
     def __init__(self, costs: StageCosts, counts: Sequence[Counts], instants: Instants) -> None:
         self._costs, self.counts, self._instants = costs, tuple(counts), instants
-        self._held = [costs.held(each) for each in counts]
         self._columns = _Columns(*map(np.array, zip(*self._options(), strict=True)))
         self._levels = sorted(set(self._columns.again.tolist()))
         self._levels_of = [
@@ -123,10 +122,16 @@ class Group:
         ]
         self._starts = np.searchsorted(self._columns.stage, np.arange(len(counts)))
         """Where the options of each stage begin."""
-        self._rests = np.array(self._held).T
+        self._rests = np.array([costs.held(each) for each in counts]).T
+        """What each stage holds: an array for each field of `Held`."""
         self._known: dict[tuple[float, ...], Floats] = {}
         self._last: int | None = None
         """The instant that was fullest when a deal was last looked for."""
+
+    @property
+    def _rounding(self) -> float:
+        """Bytes that sums may differ by."""
+        return _ROUNDING * self._costs.room.capacity
 
     def _options(self) -> Iterator[tuple[float, ...]]:
         for stage, counts in enumerate(self.counts):
@@ -144,9 +149,8 @@ class Group:
     @property
     def ends(self) -> bool:
         """Whether there is room for what a step ends with."""
-        whole = sum(each.resting + each.gradients for each in self._held)
-        widened = sum(each.widened for each in self._held)
-        return self._costs.room.ends(whole, widened, overlapping=self._instants.overlapping)
+        resting, gradients, widened, *_ = self._rests.sum(axis=1).tolist()
+        return self._costs.room.ends(resting + gradients, widened, overlapping=self._instants.overlapping)
 
     def over(self, taken: Integers) -> Floats:
         """Bytes that are missing at each instant; less than none where there is room."""
@@ -202,7 +206,7 @@ class Group:
         """The fullest instant, if it has no room."""
         over = self.over(taken)
         worst = int(over.argmax())
-        return worst if over[worst] > _ROUNDING * self._costs.room.capacity else None
+        return worst if over[worst] > self._rounding else None
 
     def _mended(self, taken: Integers, times: Floats) -> Deal | None:
         """The deal with one layer after the other computed again, as far as must be, by the bytes that it saves."""
@@ -214,10 +218,19 @@ class Group:
                 return Deal(float(cost @ taken), taken)
             moves = list(self._moves(taken, worst, cost))
             if not moves:
-                return None
+                break
             _, place, to = min(moves)
             taken[place], taken[to] = taken[place] - 1, taken[to] + 1
-        return None
+        alike = (Deal(float(cost @ each), each) for each in map(self._alike, self._levels))
+        return next((deal for deal in alike if self._worst(deal.taken) is None), None)
+
+    def _alike(self, level: float) -> Integers:
+        """What layers take that all compute again as much as they can, up to a size."""
+        columns, taken = self._columns, np.zeros_like(self.fastest)
+        for place in np.flatnonzero(columns.again <= level)[::-1].tolist():  # the first of a kind keeps least
+            like = (columns.stage == columns.stage[place]) & (columns.kind == columns.kind[place])
+            taken[like], taken[place] = 0, columns.number[place]
+        return taken
 
     def _moves(self, taken: Integers, instant: int, cost: Floats) -> Iterator[tuple[float, int, int]]:
         """Of layers that may compute more again: seconds for each byte saved at an instant, and both options."""
@@ -241,7 +254,8 @@ class Group:
         for level in self._levels_of[own]:
             front, seconds, size = self._front(own, instant, level)
             levels = [level if stage == own else 0.0 for stage in range(len(self.counts))]
-            found = ahead.fastest(times[own] * seconds, size, float(self._rooms(levels)[instant]))
+            room = float(self._rooms(levels)[instant]) + self._rounding
+            found = ahead.fastest(times[own] * seconds, size, room)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found[0], front, *found[1:]
         if best is None:
@@ -313,7 +327,7 @@ class Settled(NamedTuple):
     """What is found of the groups of a choice together."""
 
     bound: float
-    """Seconds that a step takes at least, but for messages."""
+    """Seconds that a step takes at least."""
     seconds: float
     """That the best takes."""
     ways: tuple[Way, ...]
@@ -339,7 +353,9 @@ class Grouped:
         self._counts = [costs.counts(*pair) for pair in pairwise(cuts)]
         self._fastest = [costs.fastest(each) for each in self._counts]
         self._slowest = [costs.slowest(each) for each in self._counts]
-        self._both = [sum(sum(self._fastest[stage][:2]) for stage in own) for own in self._own]
+        both = [way.forward + way.backward for way in self._fastest]
+        self._both = [sum(both[stage] for stage in own) for own in self._own]
+        """Seconds of a micro-batch in each group."""
         self.ways = list(self._fastest)
         self._more = [0.0] * choice.degrees.pp
         """Seconds of a micro-batch beyond those of the fastest ways, at least."""
@@ -434,8 +450,8 @@ class Grouped:
         for group, held in self._groups.items():
             own = self._own[group]
             more, deal = held.solve(passes[own])
-            assert deal is not None, "one fitted before"
             least += max(0.0, more - self._hidden(own, passes[own]))
-            for stage, way in zip(own, held.ways(deal.taken), strict=True):
+            found = held.ways(deal.taken) if deal else [self.ways[stage] for stage in own]
+            for stage, way in zip(own, found, strict=True):
                 ways[stage] = way
         return least, ways

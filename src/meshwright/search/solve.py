@@ -38,7 +38,7 @@ class Solution(NamedTuple):
     cuts: tuple[int, ...]
     options: tuple[Option, ...]
     seconds: float = 0.0
-    """That its own step takes but for messages, where that is known."""
+    """That its own step takes, where that is known."""
     alone: bool = False
     """Whether no other of its choice may be better."""
     rough: bool = False
