@@ -12,11 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, wrap_torch_function
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from meshwright.errors import PlanError
@@ -28,17 +26,8 @@ from meshwright.runtime.precision import kept
 from meshwright.runtime.ring import Attended, Ring, attend_around
 from meshwright.runtime.split import common_module
 from meshwright.runtime.tensor import TensorRanks, is_linear
-from meshwright.runtime.torch_private import storage_of, writes_of
+from meshwright.runtime.torch_private import CORES, PRODUCTS, storage_of, tensors_in, writes_of
 
-_aten = torch.ops.aten
-_PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default)
-_CORES = (
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
-)
-"""Kernels of torch that are a core attention."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -157,9 +146,9 @@ class _Saving(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = partial(func, *args, **(kwargs or {}))
         if func is _product:
-            return self._of_kernels(_PRODUCTS, partial(self._product, *args))
+            return self._of_kernels(PRODUCTS, partial(self._product, *args))
         if "attention" in self._save and func is functional.scaled_dot_product_attention:
-            return self._of_kernels(_CORES, call)
+            return self._of_kernels(CORES, call)
         if "attention" in self._save and func is attend_around:
             return self._around(*args)
         if "collective" in self._save and func is TensorRanks.leave:  # nothing of it is wanted by its backward
@@ -193,7 +182,7 @@ class _Saving(TorchFunctionMode):
         def policy(ran: Any, kernel: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
             if kernel not in kernels:
                 return CheckpointPolicy.PREFER_RECOMPUTE
-            storages.update(storage_of(each) for each in tree_leaves(ran.op_output) if isinstance(each, Tensor))
+            storages.update(map(storage_of, tensors_in(ran.op_output)))
             return CheckpointPolicy.MUST_SAVE
 
         first, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
@@ -201,7 +190,7 @@ class _Saving(TorchFunctionMode):
         with first:
             out = call()
         if not storages:
-            word = "attention" if kernels is _CORES else "matmul"
+            word = "attention" if kernels is CORES else "matmul"
             raise PlanError(f"torch computes {word} in several kernels here, which 'save' cannot keep; leave it out")
         if storage_of(out) in storages:
             self._outputs.hand_out(out)

@@ -9,6 +9,18 @@ from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+_aten = torch.ops.aten
+PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.convolution.default)
+"""Kernels of torch that multiply matrices."""
+CORES = (
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+)
+"""Kernels that are a core attention."""
 
 __all__ = [
     "ReduceScatter",
@@ -64,6 +76,11 @@ def writes_of(tensor: Tensor) -> int:
     """How often its values were written in place, by whatever name they have."""
     count: int = tensor._version
     return count
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Of whatever lists and tuples an operator puts out."""
+    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
 
 
 def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
