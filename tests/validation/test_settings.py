@@ -637,7 +637,7 @@ def test_what_sources_say_elsewhere_is_in_the_plan() -> None:
     """Recomputed and offloaded activations, layer by layer; a device that a table has wrong."""
     zoo = setting_of(ROWS["megatron_moe_zoo.csv:8"]).plan.stages[1].layers
     assert [(row.part, str(row.recompute)) for row in zoo] == [
-        (None, "repeat=('norm',)"),
+        (None, "{repeat: [norm]}"),
         ("mlp", "full"),
         ("experts", "full"),
     ]
