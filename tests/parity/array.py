@@ -7,7 +7,7 @@ Values are those that the rules speak of, so that what they allow tomorrow is pr
 from collections.abc import Iterable
 from functools import cache
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from meshwright.cluster.resolve import resolve_cluster
 from meshwright.cluster.spec import Cluster
@@ -17,7 +17,7 @@ from meshwright.plan.ranks import format_ranks
 from meshwright.plan.rules import Inputs, check_plan
 from meshwright.plan.rules_families import FAMILIES, NETWORK, OWN, Proof
 from meshwright.plan.rules_runtime import PROVEN
-from meshwright.plan.spec import ROLES, Recompute, Save
+from meshwright.plan.spec import ROLES, Recompute, Save, Saved
 from meshwright.recipe.spec import Recipe
 from tests.parity.harness import Case, build, plan_of, recipe_of
 from tests.parity.models import spec_of
@@ -34,7 +34,7 @@ PROOFS: dict[str, Proof] = {
 }
 MEANT = tuple(role for role in ROLES if role != "ep")
 """Roles of models without experts."""
-SAVES = ("matmul", "half-matmul", "qkv", "attention", "collective", "half-matmul attention collective")
+SAVES = (*get_args(Saved), "half-matmul attention collective")
 """Lists of what recompute keeps; the last is torchtitan's."""
 FACTORS: dict[str, tuple[str, ...]] = {
     "first": MEANT,

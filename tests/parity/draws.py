@@ -2,11 +2,11 @@
 
 from collections import Counter
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from meshwright.plan.ranks import format_ranks
 from meshwright.plan.rules_runtime import PROVEN
-from meshwright.plan.spec import STATEFUL, STATES, Recompute
+from meshwright.plan.spec import STATEFUL, STATES, Recompute, Saved
 from tests.parity.array import CUTS, HER_NETWORK, OF_HER_OWN, PROOFS, SEED, recompute_of, refusals, sized, spans
 from tests.parity.harness import Case
 
@@ -22,8 +22,6 @@ DIVISIONS: dict[int, tuple[tuple[int, ...], ...]] = {
 """Ranks of a group → the meshes that they can make."""
 UNTIED = ("gpt_neox", "vit", OF_HER_OWN, HER_NETWORK)
 """Families whose models here tie nothing."""
-WORDS = ("matmul", "half-matmul", "qkv", "attention", "collective")
-"""What recompute can keep."""
 SCHEDULES = tuple(map(str, PROVEN["plan.schedule"]))
 
 
@@ -69,7 +67,8 @@ def _draw(random: Random) -> Case:
 def _recompute(random: Random) -> Recompute:
     """Nothing as often as the core attention, whole layers or all but some operators."""
     word = random.choice(("none", "none", "selective", "full", "save", "save"))
-    saved = random.sample(WORDS, random.randint(1, len(WORDS))) if word == "save" else ()
+    words = get_args(Saved)
+    saved = random.sample(words, random.randint(1, len(words))) if word == "save" else ()
     return recompute_of(" ".join((word, *saved)))
 
 

@@ -1,8 +1,8 @@
 """The cases that pipelines and recompute are proven with, on four processes."""
 
-from typing import Any, Literal
+from typing import Any
 
-from meshwright.plan.spec import Save
+from meshwright.plan.spec import Save, Saved
 from tests.parity.cases import SQUARE, uniform
 from tests.parity.harness import Case
 
@@ -24,10 +24,7 @@ CUTS = {
 """Number of stages → the layers of each, where they are even."""
 
 
-Word = Literal["matmul", "half-matmul", "qkv", "attention", "collective"]
-
-
-def save(*words: Word) -> Save:
+def save(*words: Saved) -> Save:
     """Recompute all but what these put out."""
     return Save(save=words)
 

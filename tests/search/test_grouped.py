@@ -12,7 +12,7 @@ from meshwright.plan.rules_schedule import rounds_fit
 from meshwright.plan.words import Schedule
 from meshwright.search.frontier import Floats
 from meshwright.search.ground import flight
-from meshwright.search.grouped import instants_of
+from meshwright.search.instants import instants_of
 
 
 def held(order: Order, stages: list[int]) -> Floats:

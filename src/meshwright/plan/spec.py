@@ -86,13 +86,16 @@ Devices = Annotated[
 ]
 
 
+Saved = Literal["matmul", "half-matmul", "qkv", "attention", "collective"]
+
+
 class Save(Record):
     """Recompute all but what these operators put out. `half-matmul`: every second matrix, beginning with the first, as
     torchtitan's selective recompute does. `qkv`: the matrices that make queries, keys and values (MaxText's
     `save_qkv_proj`).
     """
 
-    save: tuple[Literal["matmul", "half-matmul", "qkv", "attention", "collective"], ...]
+    save: tuple[Saved, ...]
 
     def __str__(self) -> str:
         """As a plan writes it."""

@@ -27,9 +27,6 @@ from meshwright.search.choice import Choice, Option, attends, inputs_of, make_pl
 from meshwright.search.passing import Passing
 from meshwright.search.problem import Problem
 
-NO_TIME = (0.0, 0.0)
-"""Of a way that is not there."""
-
 
 class Seconds(NamedTuple):
     """One layer of a kind under one option, on one rank."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +19,10 @@ from meshwright.search.room import Held, Room, held_by_stage
 
 Counts: TypeAlias = tuple[tuple[int, int], ...]
 """Kinds of layers, each with how many there are."""
+
+
+_NOTHING = Frontier(np.zeros((1, 2)), np.zeros((1, 0), dtype=np.int64))
+"""The way of no layers."""
 
 
 class Way(NamedTuple):
@@ -84,9 +87,11 @@ class StageCosts:
         self._bytes: dict[int, list[Bytes]] = {}
         self._seconds: dict[tuple[int, int], Seconds] = {}
         self._held: dict[Counts, Held] = {}
-        self._fronts: dict[tuple[int, int, float, bool], Frontier] = {}
+        self._fronts: dict[tuple[int, int, float, bool, float, float], Frontier] = {}
         self._hidden: dict[Counts, float] = {}
-        self._again: dict[tuple[Counts, int], list[Again]] = {}
+        self._again: dict[tuple[int, bool], list[Again]] = {}
+        self._sums: dict[Counts, bool] = {}
+        """As `_ahead` says."""
         self._stages: dict[tuple[Counts, float, float, float], Frontier] = {}
         self._mixtures: dict[tuple[Counts, float], tuple[Frontier, Knapsack, list[int]]] = {}
         self._ordered = self.kinds == sorted(self.kinds)
@@ -157,28 +162,29 @@ class StageCosts:
 
     def way(self, counts: Counts, alive: float) -> Way | None:
         """The fastest way of a stage that fits with so many micro-batches in flight; none where none does."""
-        known = self._ways.get((counts, alive))
-        return known if known is not None else self.ways(counts, [alive])[0]
-
-    def ways(self, counts: Counts, alive: Sequence[float]) -> list[Way | None]:
-        """The same of as many equal stages, each with its own number of micro-batches in flight."""
-        free = self._free.get(counts, 0.0)
-        unknown = sorted({each for each in alive if each > free and (counts, each) not in self._ways})
-        for each, found in zip(unknown, self._every(counts, unknown) if unknown else (), strict=True):
-            self._ways[counts, each] = found
+        if alive <= self._free.get(counts, 0.0):
+            return self.fastest(counts)
+        if (counts, alive) not in self._ways:
+            found = self._ways[counts, alive] = self._fitting(counts, alive)
             if found is not None and found.taken == self.fastest(counts).taken:
-                self._free[counts] = each  # with less in flight, there is room for the same
-        return [self.fastest(counts) if each <= free else self._ways[counts, each] for each in alive]
+                self._free[counts] = alive  # with less in flight, there is room for the same
+        return self._ways[counts, alive]
 
     def fastest(self, counts: Counts) -> Way:
         """A stage with nothing computed again."""
-        taken = ((0,) * (len(self.bytes(kind)) - 1) + (count,) for kind, count in counts)
-        return self.timed(counts, tuple(chain.from_iterable(taken)))
+        return self._alike(counts, -1)
 
     def slowest(self, counts: Counts) -> Way:
         """A stage with as much computed again as can be."""
-        taken = ((count,) + (0,) * (len(self.bytes(kind)) - 1) for kind, count in counts)
-        return self.timed(counts, tuple(chain.from_iterable(taken)))
+        return self._alike(counts, 0)
+
+    def _alike(self, counts: Counts, place: int) -> Way:
+        taken = list[int]()
+        for kind, count in counts:
+            own = [0] * len(self.bytes(kind))
+            own[place] = count
+            taken += own
+        return self.timed(counts, tuple(taken))
 
     def hidden(self, counts: Counts) -> float:
         """Seconds of recompute that leave the backward of a stage as it is, at most: links or the host take longer."""
@@ -191,15 +197,17 @@ class StageCosts:
 
     def again(self, counts: Counts, kind: int) -> list[Again]:
         """A layer of a kind on a stage under each of its recomputes."""
-        key = counts, kind
-        if key not in self._again:
-            ahead = self._ahead(counts)
-            seconds = [self._backward(self.seconds(kind, place), ahead=ahead) for place in range(len(self.bytes(kind)))]
-            self._again[key] = [
-                Again(time, each.kept.kept, each.kept.weights, each.again)
-                for time, each in zip(seconds, self.bytes(kind), strict=True)
+        return self._rows(kind, ahead=self._ahead(counts))
+
+    def _rows(self, kind: int, *, ahead: bool) -> list[Again]:
+        if (kind, ahead) not in self._again:
+            self._again[kind, ahead] = [
+                Again(
+                    self._backward(self.seconds(kind, place), ahead=ahead), own.kept.kept, own.kept.weights, own.again
+                )
+                for place, own in enumerate(self.bytes(kind))
             ]
-        return self._again[key]
+        return self._again[kind, ahead]
 
     def front(self, counts: Counts, level: float, held: float, late: float) -> Frontier:
         """All undominated ways of a stage with recomputed layers up to a size: seconds of backward beyond those of the
@@ -207,53 +215,40 @@ class StageCosts:
         """
         key = counts, level, held, late
         if key not in self._stages:
-            found = Frontier(np.zeros((1, 2)), np.zeros((1, 0), dtype=np.int64))
+            found, ahead = _NOTHING, self._ahead(counts)
             for kind, count in counts:
-                rows = self.again(counts, kind)
-                allowed = [place for place, each in enumerate(rows) if each.again <= level]
-                costs = [(each.seconds - rows[-1].seconds, held * each.kept + late * each.weights) for each in rows]
-                ways = repeated(np.array(costs)[allowed], count)
-                found = beside(found, _spread(ways, allowed, len(rows)))
-            self._stages[key] = found
+                found = beside(found, self._dealt(kind, count, level, ahead=ahead, held=held, late=late))
+            fastest = sum(count * self.again(counts, kind)[-1].seconds for kind, count in counts)
+            self._stages[key] = Frontier(found.costs - (fastest, 0.0), found.counts)
         return self._stages[key]
 
-    def _every(self, counts: Counts, alive: Sequence[float]) -> list[Way | None]:
+    def _fitting(self, counts: Counts, alive: float) -> Way | None:
         """By the largest recomputed layer that is allowed, since it is there once however many are recomputed."""
-        held, best = self.held(counts), list[_Taken | None]([None] * len(alive))
+        held, best = self.held(counts), None
         least = sum(count * self.bytes(kind)[0].kept.kept for kind, count in counts)
         for level in sorted({each.again for kind, _ in counts for each in self.bytes(kind)}):
-            if not all(self._some(kind, level) for kind, _ in counts):
-                continue
-            # Where nothing is recomputed, nothing is faster.
-            open_ = [place for place, found in enumerate(best) if level == 0 or found is None or not found.free]
-            rooms = [self.room.most(held, level, alive[place], self.micro_batches) for place in open_]
-            fits = [(place, room) for place, room in zip(open_, rooms, strict=True) if room >= least]
-            for (place, _), found in zip(fits, self._cheapest(counts, level, [room for _, room in fits]), strict=True):
-                known = best[place]
-                if found is not None and (known is None or found.seconds < known.seconds):
-                    best[place] = found
-        return [None if found is None else self.timed(counts, found.counts) for found in best]
+            if best is not None and best.free:
+                break  # where nothing is recomputed, nothing is faster
+            room = self.room.most(held, level, alive, self.micro_batches)
+            if room >= least and all(self._some(kind, level) for kind, _ in counts):
+                found = self._cheapest(counts, level, room)
+                best = min(filter(None, (best, found)), key=lambda each: each.seconds, default=None)
+        return None if best is None else self.timed(counts, best.counts)
 
-    def _cheapest(self, counts: Counts, level: float, rooms: Sequence[float]) -> "list[_Taken | None]":
-        """The ways of least time whose activations have each room, with recomputed layers up to a size."""
-        if not rooms:
-            return []
+    def _cheapest(self, counts: Counts, level: float, room: float) -> "_Taken | None":
+        """The way of least time whose activations have room, with recomputed layers up to a size."""
         key = counts, level
         if key not in self._mixtures:
             self._mixtures[key] = self._mixture(counts, level)
         before, sack, places = self._mixtures[key]
-        left = np.array(rooms)[:, None] - before.costs[:, 1]
-        found = sack.within(left.ravel())
-        total = found.seconds.reshape(left.shape) + before.costs[:, 0]
-        rows = total.argmin(axis=1)
-        numbers = np.zeros((len(rooms), sum(len(self.bytes(kind)) for kind, _ in counts)), dtype=np.int64)
-        taken = found.counts.reshape(*left.shape, -1)[np.arange(len(rooms)), rows]
-        numbers[:, places] = np.concatenate((before.counts[rows], taken), axis=1)
-        seconds = total[np.arange(len(rooms)), rows].tolist()
-        return [
-            _Taken(time, tuple(own), free=level == 0) if math.isfinite(time) else None
-            for time, own in zip(seconds, numbers.tolist(), strict=True)
-        ]
+        found = sack.within(room - before.costs[:, 1])
+        total = found.seconds + before.costs[:, 0]
+        row = int(total.argmin())
+        if not math.isfinite(total[row]):
+            return None
+        numbers = np.zeros(sum(len(self.bytes(kind)) for kind, _ in counts), dtype=np.int64)
+        numbers[places] = np.concatenate((before.counts[row], found.counts[row]))
+        return _Taken(float(total[row]), tuple(numbers.tolist()), free=level == 0)
 
     def _mixture(self, counts: Counts, level: float) -> tuple[Frontier, Knapsack, list[int]]:
         """All ways of the kinds but the largest, that one, and where their options stand among those of all."""
@@ -261,7 +256,7 @@ class StageCosts:
         ahead, starts, start = self._ahead(counts), dict[int, int](), 0
         for each, _ in counts:
             starts[each], start = start, start + len(self.bytes(each))
-        before, places = Frontier(np.zeros((1, 2)), np.zeros((1, 0), dtype=np.int64)), list[int]()
+        before, places = _NOTHING, list[int]()
         for other, size in others:
             before = beside(before, self._dealt(other, size, level, ahead=ahead))
             places += [starts[other] + place for place in range(len(self.bytes(other)))]
@@ -272,26 +267,24 @@ class StageCosts:
         """Whether a kind has a recompute up to this size."""
         return any(each.again <= level for each in self.bytes(kind))
 
-    def _table(self, kind: int, level: float, *, ahead: bool) -> Floats:
-        """Seconds of backward and bytes of activations of a kind under each recompute up to a size."""
-        rows = [
-            (self._backward(self.seconds(kind, place), ahead=ahead), each.kept.kept)
-            for place, each in enumerate(self.bytes(kind))
-            if each.again <= level
-        ]
-        return np.array(rows).reshape(-1, 2)
+    def _table(self, kind: int, level: float, *, ahead: bool, held: float = 1.0, late: float = 0.0) -> Floats:
+        """Seconds of backward and bytes of activations of a kind under each recompute up to a size, as in `front`."""
+        rows = [row for row in self._rows(kind, ahead=ahead) if row.again <= level]
+        return np.array([(row.seconds, held * row.kept + late * row.weights) for row in rows]).reshape(-1, 2)
 
     def _backward(self, cost: Seconds, *, ahead: bool) -> float:
         """What a layer adds to a backward, as far as it depends on its recompute."""
         back = cost.backward
         return pace(back, back.reduce + back.gather, self._streams.contention) if ahead else back.compute
 
-    def _dealt(self, kind: int, count: int, level: float, *, ahead: bool) -> Frontier:
-        """All undominated ways of layers of one kind."""
-        key = kind, count, level, ahead
+    def _dealt(
+        self, kind: int, count: int, level: float, *, ahead: bool, held: float = 1.0, late: float = 0.0
+    ) -> Frontier:
+        """All undominated ways of layers of one kind, as in `front`."""
+        key = kind, count, level, ahead, held, late
         if key not in self._fronts:
             allowed = [place for place, each in enumerate(self.bytes(kind)) if each.again <= level]
-            table = self._table(kind, level, ahead=ahead)
+            table = self._table(kind, level, ahead=ahead, held=held, late=late)
             alone = Frontier(count * table, np.array([[count]]))
             front = alone if len(table) == 1 else repeated(table, count)
             self._fronts[key] = _spread(front, allowed, len(self.bytes(kind)))
@@ -338,8 +331,10 @@ class StageCosts:
 
     def _ahead(self, counts: Counts) -> bool:
         """Whether what a layer adds to a backward depends on its own recompute alone."""
-        taken = [(*(0 for _ in self.bytes(kind)[1:]), count) for kind, count in counts]
-        return self._ordered and gathers_ahead(self._runs(counts, taken)[1], self._streams)
+        if counts not in self._sums:
+            taken = [(*(0 for _ in self.bytes(kind)[1:]), count) for kind, count in counts]
+            self._sums[counts] = self._ordered and gathers_ahead(self._runs(counts, taken)[1], self._streams)
+        return self._sums[counts]
 
 
 def _spread(found: Frontier, places: Sequence[int], options: int) -> Frontier:

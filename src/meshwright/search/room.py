@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from meshwright.cost.activations import Activations
 from meshwright.cost.layer_states import States
@@ -10,6 +10,8 @@ from meshwright.cost.memory import ACCEPTED, Instant, bare_memory, bucket_bytes
 from meshwright.cost.placement import Placement
 from meshwright.cost.stage_memory import gathered_ahead, most_together
 from meshwright.search.frontier import Floats
+
+_Bytes = TypeVar("_Bytes", float, Floats)
 
 
 class Held(NamedTuple):
@@ -62,11 +64,11 @@ class _Line(NamedTuple):
     moving: float
     unlike: float
 
-    def at(self, resting: float, moving: float, unlike: float) -> float:
+    def at(self, resting: _Bytes, moving: float, unlike: float) -> _Bytes:
         """Bytes that are needed."""
         return self.around + self.resting * resting + self.moving * moving + self.unlike * unlike
 
-    def moves(self, capacity: float, resting: float, unlike: float) -> float:
+    def moves(self, capacity: float, resting: _Bytes, unlike: float) -> _Bytes:
         """Bytes that may come and go in so many."""
         return (capacity - self.at(resting, 0.0, unlike)) / self.moving
 
@@ -106,11 +108,9 @@ class Room:
         """Whether there is room for the end of a step."""
         return self._needed(resting, widened, overlapping=overlapping) <= self.capacity
 
-    def moving_beside(self, resting: Floats, unlike: float, *, overlapping: bool) -> Floats:
+    def moving_beside(self, resting: _Bytes, unlike: float, *, overlapping: bool) -> _Bytes:
         """The most bytes that may come and go beside so many that rest."""
-        line = self._lines[overlapping]
-        found: Floats = (self.capacity - line.around - line.resting * resting - line.unlike * unlike) / line.moving
-        return found
+        return self._lines[overlapping].moves(self.capacity, resting, unlike)
 
     @property
     def resting(self) -> float:
@@ -133,11 +133,11 @@ class Room:
         overlapping, unlike = in_flight > 1, held.unlike(recomputed)
         if not self.ends(whole, held.widened, overlapping=overlapping):
             return -1.0
-        line, passing = self._lines[overlapping], passing + held.logits
-        room = line.moves(self.capacity, whole, unlike)
+        passing += held.logits
+        room = self.moving_beside(whole, unlike, overlapping=overlapping)
         if self._begun or micro_batches > in_flight:
             return (room - passing) / in_flight
-        alone = (line.moves(self.capacity, held.resting, unlike) - passing) / in_flight
+        alone = (self.moving_beside(held.resting, unlike, overlapping=overlapping) - passing) / in_flight
         if in_flight > 1:
             alone = min(alone, (room - passing) / (in_flight - 1))
         return alone

@@ -118,12 +118,19 @@ class Solver:
         return prod(comb(count + options - 1, count) for count, options in parts)
 
     def _leaves_along(self, cuts: tuple[int, ...]) -> Iterator[Solution]:
-        pairs = list(pairwise(cuts))
+        pairs, bound = list(pairwise(cuts)), self._bound_along(cuts)
         for taken in product(*(self._every(*pair) for pair in pairs)):
             staged = list(zip(pairs, taken, strict=True))
             ways = [self.costs.timed(self.costs.counts(*pair), own) for pair, own in staged]
             dealt = (self._dealt(*pair, way.taken) for pair, way in zip(pairs, ways, strict=True))
-            yield Solution(self._objective(ways, cuts), cuts, tuple(chain.from_iterable(dealt)))
+            yield Solution(bound(ways), cuts, tuple(chain.from_iterable(dealt)))
+
+    def _bound_along(self, cuts: Sequence[int]) -> Callable[[Sequence[Way]], float]:
+        """Seconds that a step takes at least by the ways of its stages."""
+        if self.choice.schedule == "1f1b":
+            return self._objective
+        groups = Grouped(self.costs, self.choice, cuts)
+        return lambda ways: groups.simulated(ways).seconds
 
     def _every(self, first: int, after: int) -> list[tuple[int, ...]]:
         """Every number of layers of each kind of a stage that take each recompute."""
@@ -133,9 +140,7 @@ class Solver:
         ]
         return [tuple(chain.from_iterable(each)) for each in product(*ways)]
 
-    def _objective(self, ways: Sequence[Way], cuts: Sequence[int]) -> float:
-        if self.choice.schedule != "1f1b":
-            return Grouped(self.costs, self.choice, cuts).simulated(ways).seconds
+    def _objective(self, ways: Sequence[Way]) -> float:
         terms = [
             (*one_f_one_b(stage, len(ways), self.count, way.forward, way.backward), way.finish * (stage == 0))
             for stage, way in enumerate(ways)
@@ -276,7 +281,7 @@ class Solver:
                 best = min(best or found, found, key=lambda each: each.seconds)
         return best and best._replace(bound=least, alone=best.alone and len(self._cuts) == 1)
 
-    @property
+    @cached_property
     def _cuts(self) -> list[tuple[int, ...]]:
         """That a schedule other than 1f1b is looked at with."""
         choice, body, total = self.choice, self.costs.bench.body, len(self.layers)
