@@ -25,8 +25,9 @@ Event = dict[str, Any]
 
 
 def worker(number: int) -> int:
-    """The process id of one of the two ranks, which started last."""
-    return sorted(child.pid or 0 for child in multiprocessing.active_children())[-2:][number]
+    """The process id of one of the two ranks, which started last: by their names, since ids begin anew."""
+    children = multiprocessing.active_children()
+    return sorted(children, key=lambda child: int(child.name.rpartition("-")[2]))[-2:][number].pid or 0
 
 
 def at_step(step: int, action: Callable[[], None], events: list[Event]) -> Callable[[Event], None]:
